@@ -1,0 +1,2 @@
+//! Highwater.
+pub mod error;
