@@ -1,0 +1,98 @@
+//! What every op is called with: the device, the numerics, whose buffers these are, and the meter.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::mem::{End, Layer, Tag};
+use crate::num::DType;
+use crate::ops::cost::{Cost, Meter};
+use crate::tensor::{Tensor, byte_size};
+
+/// The types values are kept in. Arithmetic inside an op is f32 everywhere; softmax and gates always are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Numerics {
+    /// Activations and the residual stream: bf16 or f32.
+    pub activations: DType,
+    /// Logits: f32 or bf16.
+    pub logits: DType,
+    /// The GDN recurrent state: f32 or bf16. (The conv state is kept as activations are.)
+    pub state: DType,
+    /// KV pages: as activations.
+    pub kv: DType,
+}
+
+impl Numerics {
+    /// bf16 activations and KV, f32 logits and state.
+    pub const BF16: Numerics =
+        Numerics { activations: DType::Bf16, logits: DType::F32, state: DType::F32, kv: DType::Bf16 };
+    /// f32 everywhere.
+    pub const F32: Numerics =
+        Numerics { activations: DType::F32, logits: DType::F32, state: DType::F32, kv: DType::F32 };
+}
+
+/// The largest step an engine may be asked for; every op's workspace has an upper bound under it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Limits {
+    /// Tokens of one step, prefill and decode together.
+    pub step_tokens: usize,
+    /// Sequences of one step.
+    pub batch: usize,
+    /// Tokens of one sequence, prompt and output.
+    pub context: usize,
+}
+
+/// The context of one op call.
+#[derive(Debug, Clone, Copy)]
+pub struct Cx<'a> {
+    /// The device; arena buffers come from it.
+    pub device: &'a Arc<Device>,
+    /// The types values are kept in.
+    pub numerics: Numerics,
+    /// Who the buffers are for.
+    pub layer: Layer,
+    /// Set while sizing: workspaces are allocated at their upper bound under these limits.
+    pub bound: Option<Limits>,
+    /// Counts costs.
+    pub meter: &'a Meter,
+}
+
+impl<'a> Cx<'a> {
+    /// The same context for another kind of layer.
+    pub fn at(self, layer: Layer) -> Cx<'a> {
+        Cx { layer, ..self }
+    }
+
+    /// Allocates an output in the step's arena.
+    pub fn alloc(&self, op: &'static str, buffer: &'static str, dtype: DType, shape: &[usize]) -> Result<Tensor> {
+        let bytes = byte_size(dtype, shape)?;
+        let buffer = self.device.alloc(End::Arena, Tag::new(self.layer, op, buffer), bytes)?;
+        Tensor::new(buffer, dtype, shape)
+    }
+
+    /// Allocates an activation output in the step's arena.
+    pub fn activation(&self, op: &'static str, buffer: &'static str, shape: &[usize]) -> Result<Tensor> {
+        self.alloc(op, buffer, self.numerics.activations, shape)
+    }
+
+    /// Allocates an op's workspace: `tactic` bytes, or `bound(limits)` while sizing. No bytes, no buffer.
+    pub fn workspace(
+        &self,
+        op: &'static str,
+        tactic: u64,
+        bound: impl FnOnce(Limits) -> u64,
+    ) -> Result<Option<Tensor>> {
+        let bytes = self.bound.map_or(tactic, |limits| bound(limits).max(tactic));
+        if bytes == 0 {
+            return Ok(None);
+        }
+        self.alloc(op, "workspace", DType::U8, &[bytes as usize]).map(Some)
+    }
+
+    /// Counts an op's cost.
+    pub fn note(&self, op: &'static str, cost: Cost) {
+        self.meter.note(self.layer, op, cost);
+    }
+}
