@@ -2,6 +2,7 @@
 
 pub mod attention;
 pub mod kv_write;
+mod lanes;
 pub mod linear;
 pub mod rope;
 pub mod rows;
