@@ -1,2 +1,3 @@
 //! Highwater.
+pub mod checkpoint;
 pub mod error;
