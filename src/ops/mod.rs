@@ -4,10 +4,15 @@
 //! May live here: shape contracts, tactics (pure functions of card and shape), costs, launches. May not: knowledge of
 //! models, requests or files.
 
+pub mod attention;
 pub mod batch;
 pub mod cost;
 pub mod cx;
+pub mod kv_write;
+pub mod linear;
 pub mod reference;
+pub mod rope;
+pub mod rows;
 
 pub use batch::{Batch, Span, StepInputs};
 pub use cost::{Cost, Meter};

@@ -1,1 +1,7 @@
 //! The CPU arm of each op, same stem: plain loops with a written summation order.
+
+pub mod attention;
+pub mod kv_write;
+pub mod linear;
+pub mod rope;
+pub mod rows;
