@@ -114,7 +114,7 @@ impl Model {
         } else {
             Some(loader.matrix(Layer::Head, "lm_head", &[("lm_head.weight", geometry.vocab)], hidden)?)
         };
-        let (freqs, attention_factor) = rope::inv_freq(&geometry.rope, geometry.rotary_dim);
+        let (freqs, attention_factor) = rope::inv_freq(&rotary(&geometry))?;
         let mut inv_freq = loader.alloc(Layer::Attention, "inv_freq", DType::F32, &[freqs.len()])?;
         if device.has_data() {
             inv_freq.host_mut::<f32>()?.copy_from_slice(&freqs);
@@ -158,6 +158,19 @@ impl Model {
             crate::checkpoint::Gate::Sigmoid => norm::Gate::Sigmoid,
         }
     }
+}
+
+/// The geometry's rotary embedding as the op takes it.
+fn rotary(geometry: &Geometry) -> rope::Rope {
+    let yarn = geometry.rope.yarn.map(|y| rope::Yarn {
+        factor: y.factor,
+        original_max_position: y.original_max_position,
+        attention_factor: Some(y.attention_factor),
+        beta_fast: y.beta_fast,
+        beta_slow: y.beta_slow,
+        truncate: true,
+    });
+    rope::Rope { theta: geometry.rope.theta, rotary_dim: geometry.rotary_dim, yarn }
 }
 
 struct Loader<'a> {
