@@ -1,1 +1,9 @@
 //! The CPU arm of each op, same stem: plain loops with a written summation order.
+
+pub mod activation;
+pub mod conv1d;
+pub mod gdn_decode;
+pub mod gdn_prefill;
+mod lanes;
+pub mod norm;
+pub mod slots;
