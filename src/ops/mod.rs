@@ -5,11 +5,17 @@
 //! models, requests or files.
 
 pub mod attention;
+pub mod activation;
 pub mod batch;
+mod check;
+pub mod conv1d;
 pub mod cost;
 pub mod cx;
 pub mod kv_write;
 pub mod linear;
+pub mod gdn_decode;
+pub mod gdn_prefill;
+pub mod norm;
 pub mod reference;
 pub mod rope;
 pub mod rows;
