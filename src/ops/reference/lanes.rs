@@ -1,8 +1,7 @@
-//! Dot products in f32, in 16 lanes: the summation order that [`linear`](super::linear) and
-//! [`attention`](super::attention) share.
+//! Sums along a row in f32, in 16 lanes: one order for every op that has such a sum.
 //!
 //! Lane `l` adds the products `l, l+16, l+32, …` in that order, from zero; then lanes `l` and `l+8` are added, then `l` and
-//! `l+4`, `l` and `l+2`, `l` and `l+1`. A vector's end is padded with zeros. [`dot`] and [`tile`] give the same bits.
+//! `l+4`, `l` and `l+2`, `l` and `l+1`. The order depends on nothing else: [`dot`] and [`multiply`] give the same bits.
 
 use crate::tensor::Elem;
 
@@ -43,6 +42,11 @@ pub(super) fn dot<X: Elem, W: Elem>(x: &[X], w: &[W]) -> f32 {
         *sum += x.to_f32() * w.to_f32();
     }
     tree(&sums)
+}
+
+/// The sum of squares.
+pub(super) fn sum_squares(x: &[f32]) -> f32 {
+    dot(x, x)
 }
 
 /// Adds the products of every row of `x` with every row of `w`, both packed and `depth` lanes long, to `sums[row of x][row
