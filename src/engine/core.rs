@@ -470,8 +470,7 @@ impl Engine {
                         record.token = Some(Token { id: choice.token, logprob: choice.logprob, top: choice.top });
                     }
                     None => {
-                        record.finish =
-                            Some(Finish::Failed(Error::NotFinite { request: sequence.id.0 }.to_string()));
+                        record.finish = Some(Finish::Failed(Error::NotFinite { request: sequence.id.0 }.to_string()));
                     }
                 }
             }

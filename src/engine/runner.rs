@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::checkpoint::Source;
 use crate::device::Device;
 use crate::engine::cache;
 use crate::engine::fault::Fault;
@@ -14,7 +15,6 @@ use crate::ops::batch::Placement;
 use crate::ops::cost::Metered;
 use crate::ops::sampler::{self, SampleRow};
 use crate::ops::{Batch, Cx, Limits, Meter, Numerics, Span, StepInputs, fill};
-use crate::checkpoint::Source;
 use crate::tensor::{Elem, Tensor};
 
 /// Rows of logits computed at once where every row of a prompt is wanted.
@@ -162,8 +162,7 @@ impl Runner {
                 fill::constant(cx, &mut logits, 0..1, f32::NAN)?;
             }
             let params: Vec<&SampleRow> = step.samples.iter().map(|s| &s.params).collect();
-            result.tokens =
-                sampler::sample(&cx.at(Layer::Sampler), &logits, &params, model.geometry().decodable)?;
+            result.tokens = sampler::sample(&cx.at(Layer::Sampler), &logits, &params, model.geometry().decodable)?;
             for (i, _) in step.samples.iter().enumerate().filter(|(_, s)| s.logits) {
                 if device.has_data() {
                     result.logits.push(host_rows(&logits, i, 1)?);

@@ -105,8 +105,7 @@ pub fn corners(limits: Limits) -> Vec<(&'static str, StepPlan)> {
     // As many sequences as fit, each as short as they can be with the whole budget used.
     let many = decodes;
     let (each, longer) = (step_tokens / many, step_tokens % many);
-    let short: Vec<(usize, usize)> =
-        (0..many).map(|i| ((each + usize::from(i < longer)).min(context), 0)).collect();
+    let short: Vec<(usize, usize)> = (0..many).map(|i| ((each + usize::from(i < longer)).min(context), 0)).collect();
     list.push(("many short prompts", step(limits, 0, &short, false)));
     list.push(("many one-token prompts", step(limits, 0, &vec![(1, 0); many], false)));
     if context > 1 {

@@ -7,7 +7,9 @@ use crate::model::weights::{
     AttentionWeights, DenseWeights, GdnWeights, LayerWeights, MixerWeights, MlpWeights, Model, MoeWeights,
 };
 use crate::ops::kv_write::KvPages;
-use crate::ops::{Batch, Cx, activation, attention, conv1d, gdn_decode, gdn_prefill, kv_write, linear, moe, norm, rope};
+use crate::ops::{
+    Batch, Cx, activation, attention, conv1d, gdn_decode, gdn_prefill, kv_write, linear, moe, norm, rope,
+};
 use crate::tensor::Tensor;
 
 impl Model {

@@ -4,17 +4,17 @@
 //! May live here: shape contracts, tactics (pure functions of card and shape), costs, launches. May not: knowledge of
 //! models, requests or files.
 
-pub mod attention;
 pub mod activation;
+pub mod attention;
 pub mod batch;
 mod check;
 pub mod conv1d;
 pub mod cost;
 pub mod cx;
-pub mod kv_write;
-pub mod linear;
 pub mod gdn_decode;
 pub mod gdn_prefill;
+pub mod kv_write;
+pub mod linear;
 pub mod norm;
 pub mod reference;
 pub mod rope;

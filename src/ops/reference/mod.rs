@@ -1,14 +1,14 @@
 //! The CPU arm of each op, same stem: plain loops with a written summation order.
 
-pub mod attention;
-pub mod kv_write;
-pub mod linear;
-pub mod rope;
-pub mod rows;
 pub mod activation;
+pub mod attention;
 pub mod conv1d;
 pub mod gdn_decode;
 pub mod gdn_prefill;
+pub mod kv_write;
 mod lanes;
+pub mod linear;
 pub mod norm;
+pub mod rope;
+pub mod rows;
 pub mod slots;
