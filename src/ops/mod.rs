@@ -7,7 +7,10 @@
 pub mod batch;
 pub mod cost;
 pub mod cx;
+pub mod fill;
+pub mod moe;
 pub mod reference;
+pub mod sampler;
 
 pub use batch::{Batch, Span, StepInputs};
 pub use cost::{Cost, Meter};
