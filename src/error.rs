@@ -103,6 +103,7 @@ impl Error {
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {
             Error::OutOfMemory(oom) => Some(oom),
+            Error::Budget(budget) => budget.first.as_deref(),
             _ => None,
         }
     }
@@ -147,6 +148,8 @@ pub struct BudgetError {
     pub slab: u64,
     /// (term, bytes), in the order they are reserved.
     pub terms: Vec<(String, u64)>,
+    /// The first allocation that would not fit, found by allocating in order on a slab of that size.
+    pub first: Option<Box<OutOfMemory>>,
     /// What to set, e.g. `--chunk 2048 fits`; `None` where nothing does.
     pub nearest: Option<String>,
 }

@@ -88,6 +88,14 @@ impl Tensor {
         Ok(Tensor { buffer, dtype, shape: dims, rank: shape.len() })
     }
 
+    /// The same elements under another shape of as many.
+    pub fn reshape(self, shape: &[usize]) -> Result<Tensor> {
+        if shape.iter().product::<usize>() != self.len() {
+            return Err(Error::shape("tensor", format!("{:?} reshaped to {shape:?}", self.shape())));
+        }
+        Tensor::new(self.buffer, self.dtype, shape)
+    }
+
     /// The dimensions.
     pub fn shape(&self) -> &[usize] {
         &self.shape[..self.rank]

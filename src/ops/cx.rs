@@ -77,6 +77,15 @@ impl<'a> Cx<'a> {
         self.alloc(op, buffer, self.numerics.activations, shape)
     }
 
+    /// Allocates a list of integers in the step's arena and copies it to the device.
+    pub fn ints(&self, op: &'static str, buffer: &'static str, values: &[i32]) -> Result<Tensor> {
+        let mut tensor = self.alloc(op, buffer, DType::I32, &[values.len()])?;
+        if self.device.has_data() {
+            tensor.host_mut::<i32>()?.copy_from_slice(values);
+        }
+        Ok(tensor)
+    }
+
     /// Allocates an op's workspace: `tactic` bytes, or `bound(limits)` while sizing. No bytes, no buffer.
     pub fn workspace(
         &self,

@@ -4,13 +4,25 @@
 //! May live here: shape contracts, tactics (pure functions of card and shape), costs, launches. May not: knowledge of
 //! models, requests or files.
 
+pub mod activation;
+pub mod attention;
 pub mod batch;
+mod check;
+pub mod conv1d;
 pub mod cost;
 pub mod cx;
 pub mod fill;
 pub mod moe;
 pub mod reference;
 pub mod sampler;
+pub mod gdn_decode;
+pub mod gdn_prefill;
+pub mod kv_write;
+pub mod linear;
+pub mod norm;
+pub mod reference;
+pub mod rope;
+pub mod rows;
 
 pub use batch::{Batch, Span, StepInputs};
 pub use cost::{Cost, Meter};

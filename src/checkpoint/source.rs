@@ -1,0 +1,145 @@
+//! Where parameters come from: a checkpoint's files, or a seed.
+//!
+//! May live here: turning one named parameter into the rows of a tensor. May not: which tensors a model has.
+
+use half::bf16;
+
+use crate::checkpoint::{Checkpoint, Geometry};
+use crate::error::{Error, Result};
+use crate::num::{DType, philox};
+use crate::ops::{Cx, fill};
+use crate::tensor::Tensor;
+
+/// Bytes read from a file at once.
+const STAGING_BYTES: usize = 8 << 20;
+
+/// A model's parameters, on disk or to be drawn.
+#[derive(Debug)]
+pub enum Source {
+    /// A checkpoint folder, opened and checked.
+    Disk(Box<Checkpoint>),
+    /// Random values that depend on the seed and each parameter's name alone.
+    Seeded {
+        /// The dimensions.
+        geometry: Geometry,
+        /// The seed.
+        seed: u64,
+    },
+}
+
+/// How a seeded parameter is drawn: near-normal around `mean`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Init {
+    mean: f32,
+    std: f32,
+}
+
+/// Values that keep a random model's activations near one: matrices by the inverse root of their input width, norms
+/// near their neutral value, decays from slow to fast.
+fn init_of(name: &str, cols: usize) -> Init {
+    let (mean, std) = if name.ends_with("linear_attn.norm.weight") {
+        (1.0, 0.05)
+    } else if name.ends_with("norm.weight") {
+        (0.0, 0.05)
+    } else if name.ends_with("A_log") {
+        (1.0, 0.7)
+    } else if name.ends_with("dt_bias") {
+        (-2.0, 1.0)
+    } else if name.ends_with("conv1d.weight") {
+        (0.0, 0.5)
+    } else if name == "embed_tokens.weight" {
+        (0.0, 1.0)
+    } else {
+        (0.0, 1.0 / (cols as f32).sqrt())
+    };
+    Init { mean, std }
+}
+
+impl Source {
+    /// The dimensions.
+    pub fn geometry(&self) -> &Geometry {
+        match self {
+            Source::Disk(checkpoint) => checkpoint.geometry(),
+            Source::Seeded { geometry, .. } => geometry,
+        }
+    }
+
+    /// The element type of a parameter as published; seeded ones are bf16.
+    pub fn dtype(&self, name: &str) -> Result<DType> {
+        match self {
+            Source::Disk(checkpoint) => match checkpoint.entry(name) {
+                Some(entry) => Ok(entry.dtype),
+                None => Err(missing(checkpoint, name)),
+            },
+            Source::Seeded { .. } => Ok(DType::Bf16),
+        }
+    }
+
+    /// Fills rows `first..first + rows` of `dst` (f32 or bf16) with parameter `name`, whose rows have `dst.cols()`
+    /// elements. On the plan device the parameter is looked up and nothing is read.
+    pub fn fill(&self, cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, name: &str) -> Result<()> {
+        if first + rows > dst.rows() {
+            return Err(Error::shape("load", format!("{name}: rows {first}..{} of {}", first + rows, dst.rows())));
+        }
+        match self {
+            Source::Disk(checkpoint) => read(checkpoint, dst, first, rows, name),
+            Source::Seeded { seed, .. } => {
+                let init = init_of(name, dst.cols());
+                fill::normal(cx, dst, first..first + rows, philox::stream_key(*seed, name), 0, init.mean, init.std)
+            }
+        }
+    }
+}
+
+fn missing(checkpoint: &Checkpoint, name: &str) -> Error {
+    Error::checkpoint(checkpoint.dir(), format!("{name} is missing"))
+}
+
+fn read(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, name: &str) -> Result<()> {
+    let entry = checkpoint.entry(name).ok_or_else(|| missing(checkpoint, name))?;
+    let (cols, on_disk) = (dst.cols(), entry.dtype);
+    let elements: usize = entry.shape.iter().product();
+    if elements != rows * cols {
+        return Err(Error::checkpoint(
+            checkpoint.dir(),
+            format!("{name}: {:?} on disk, {rows} rows of {cols} wanted", entry.shape),
+        ));
+    }
+    if !dst.buffer().device().has_data() {
+        return Ok(());
+    }
+    // A parameter of one row per element (conv1d is [C, 1, W] on disk) has the same first dimension either way.
+    let disk_rows = entry.shape.first().copied().unwrap_or(1);
+    let row_elements = elements / disk_rows.max(1);
+    let row_bytes = row_elements * on_disk.bytes() as usize;
+    let block = (STAGING_BYTES / row_bytes.max(1)).clamp(1, disk_rows.max(1));
+    let mut staging = vec![0u8; block * row_bytes];
+    let mut start = 0;
+    while start < disk_rows {
+        let end = (start + block).min(disk_rows);
+        let bytes = &mut staging[..(end - start) * row_bytes];
+        checkpoint.read(name, start..end, bytes)?;
+        let at = first * cols + start * row_elements;
+        let count = (end - start) * row_elements;
+        match dst.dtype() {
+            DType::F32 => convert(bytes, on_disk, &mut dst.host_mut::<f32>()?[at..at + count], |v| v),
+            DType::Bf16 => convert(bytes, on_disk, &mut dst.host_mut::<bf16>()?[at..at + count], bf16::from_f32),
+            other => return Err(Error::shape("load", format!("{name}: into {other}, must be f32 or bf16"))),
+        }
+        start = end;
+    }
+    Ok(())
+}
+
+/// Little-endian bf16 or f32 to `out`; bf16 to bf16 and f32 to f32 are exact, f32 to bf16 rounds to nearest even.
+fn convert<T>(bytes: &[u8], from: DType, out: &mut [T], store: impl Fn(f32) -> T) {
+    if from == DType::Bf16 {
+        for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+            *o = store(f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16));
+        }
+    } else {
+        for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *o = store(f32::from_le_bytes(*b));
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Seeded regressions: wrong on purpose, so that tests and gates can show that each is caught.
+
+use crate::error::{Error, Result};
+use crate::model::HeadFault;
+
+/// A known regression an engine can be built with. Rows measured with one are marked and never become baselines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The vocabulary GEMM runs over the whole window before the sampled rows are taken.
+    FullWindowHead,
+    /// The head takes the first rows, as many as are sampled.
+    SliceRows,
+    /// The head takes the first rows, then indexes them by the sampled rows' numbers.
+    SliceThenGather,
+    /// One more activation-sized buffer lives through the step.
+    ExtraBuffer,
+    /// Every step takes 3 % longer.
+    SlowKernel,
+    /// The step's first allocation fails.
+    FailedAllocation,
+    /// The first sampled row's logits are all NaN.
+    NanLogits,
+}
+
+impl Fault {
+    /// Every fault, in the order of the help text.
+    pub const ALL: [Fault; 7] = [
+        Fault::FullWindowHead,
+        Fault::SliceRows,
+        Fault::SliceThenGather,
+        Fault::ExtraBuffer,
+        Fault::SlowKernel,
+        Fault::FailedAllocation,
+        Fault::NanLogits,
+    ];
+
+    /// The name `--fault` takes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::FullWindowHead => "full-window-head",
+            Fault::SliceRows => "slice-rows",
+            Fault::SliceThenGather => "slice-then-gather",
+            Fault::ExtraBuffer => "extra-buffer",
+            Fault::SlowKernel => "slow-kernel",
+            Fault::FailedAllocation => "failed-allocation",
+            Fault::NanLogits => "nan-logits",
+        }
+    }
+
+    /// The fault of that name.
+    pub fn parse(name: &str) -> Result<Fault> {
+        Fault::ALL.into_iter().find(|f| f.name() == name).ok_or_else(|| Error::Request {
+            param: "--fault",
+            what: format!("{name:?} is none of {}", Fault::ALL.map(Fault::name).join(", ")),
+        })
+    }
+
+    pub(super) fn head(self) -> Option<HeadFault> {
+        match self {
+            Fault::FullWindowHead => Some(HeadFault::FullWindow),
+            Fault::SliceRows => Some(HeadFault::SliceRows),
+            Fault::SliceThenGather => Some(HeadFault::SliceThenGather),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The paged key/value cache and the write of a step's keys and values into it.
+//!
+//! A page holds [`PAGE_TOKENS`] tokens of one sequence, `[token, kv head, head_dim]`; a row's slot is its page x 64 + its
+//! offset in the page. A negative slot is inert: nothing is written (graph padding).
+
+use std::sync::Arc;
+
+use crate::device::{Arm, Device};
+use crate::error::{Error, Result};
+use crate::mem::{End, Layer, Tag};
+use crate::num::DType;
+use crate::ops::attention::AttnDims;
+use crate::ops::batch::PAGE_TOKENS;
+use crate::ops::cost::{Cost, Unit};
+use crate::ops::{Batch, Cx, reference};
+use crate::tensor::{Tensor, byte_size};
+
+const OP: &str = "kv_write";
+
+/// One layer's keys and values: k and v, each `[pages, 64, kv_heads, head_dim]` of the KV type.
+#[derive(Debug)]
+pub struct KvPages {
+    /// Keys, normed and rotated.
+    pub k: Tensor,
+    /// Values.
+    pub v: Tensor,
+}
+
+impl KvPages {
+    /// Allocates `pages` pages at the persistent end, their contents unset.
+    pub fn new(device: &Arc<Device>, dtype: DType, pages: usize, dims: AttnDims) -> Result<KvPages> {
+        let shape = [pages, PAGE_TOKENS, dims.kv_heads, dims.head_dim];
+        let half = |buffer| {
+            let block =
+                device.alloc(End::Persistent, Tag::new(Layer::Cache, "kv", buffer), byte_size(dtype, &shape)?)?;
+            Tensor::new(block, dtype, &shape)
+        };
+        Ok(KvPages { k: half("k")?, v: half("v")? })
+    }
+
+    /// Pages.
+    pub fn pages(&self) -> usize {
+        self.k.rows()
+    }
+
+    pub(super) fn check(&self, op: &'static str, dims: AttnDims, dtype: DType) -> Result<()> {
+        let shape = [self.pages(), PAGE_TOKENS, dims.kv_heads, dims.head_dim];
+        if self.k.shape() != shape || self.v.shape() != shape || self.k.dtype() != dtype || self.v.dtype() != dtype {
+            return Err(Error::shape(
+                op,
+                format!(
+                    "pages are k {:?} {} and v {:?} {}; must be {shape:?} {dtype}",
+                    self.k.shape(),
+                    self.k.dtype(),
+                    self.v.shape(),
+                    self.v.dtype()
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Copies the key and value heads of the fused `qkv` (see [`AttnDims`]) to the step's KV slots. Rows with a negative slot
+/// are left out; a slot past the last page is an error.
+pub fn write(cx: &Cx, qkv: &Tensor, dims: AttnDims, kv: &mut KvPages, batch: &Batch) -> Result<()> {
+    dims.check_rows(OP, qkv, batch)?;
+    kv.check(OP, dims, cx.numerics.kv)?;
+    cx.note(OP, cost(batch.tokens(), dims, qkv.dtype(), kv.k.dtype()));
+    match cx.device.arm() {
+        Arm::Cpu(_) => reference::kv_write::write(qkv, dims, kv, &batch.inputs.kv_slots),
+        Arm::Plan => Ok(()),
+    }
+}
+
+/// Keys and values read once as `activations` and written once as `kv`, and the slots.
+pub fn cost(tokens: usize, dims: AttnDims, activations: DType, kv: DType) -> Cost {
+    let elements = (tokens * 2 * dims.kv_cols()) as u64;
+    Cost {
+        flops: 0,
+        resident_bytes: elements * kv.bytes(),
+        activation_bytes: elements * activations.bytes() + tokens as u64 * DType::I32.bytes(),
+        unit: Unit::F32,
+    }
+}

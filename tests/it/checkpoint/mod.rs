@@ -1,0 +1,3 @@
+//! `highwater::checkpoint`: geometries, configs, and checkpoints on disk, valid and malformed.
+
+mod geometry;

@@ -1,0 +1,210 @@
+//! The shape of the house: import order between rooms, twins of ops, where `unsafe` may stand, module docs.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What each room may import, itself aside.
+const ROOMS: &[(&str, &[&str])] = &[
+    ("error", &[]),
+    ("num", &["error"]),
+    ("mem", &["error", "num"]),
+    ("device", &["error", "num", "mem"]),
+    ("tensor", &["error", "num", "mem", "device"]),
+    ("ops", &["error", "num", "mem", "device", "tensor"]),
+    ("checkpoint", &["error", "num", "mem", "device", "tensor", "ops"]),
+    ("model", &["error", "num", "mem", "device", "tensor", "ops", "checkpoint"]),
+    ("engine", &["error", "num", "mem", "device", "tensor", "ops", "checkpoint", "model"]),
+];
+
+/// Files of `ops` that are no op: the context every op is called with.
+const OPS_WITHOUT_TWIN: &[&str] = &["mod", "batch", "check", "cost", "cx"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn rust_files(dir: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut pending = vec![root().join(dir)];
+    while let Some(dir) = pending.pop() {
+        for entry in fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                if path.file_name().is_some_and(|n| n != "fuzz" && n != "fixtures") {
+                    pending.push(path);
+                }
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn stems(dir: &str) -> BTreeSet<String> {
+    fs::read_dir(root().join(dir))
+        .into_iter()
+        .flatten()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.is_file())
+        .filter_map(|p| p.file_stem().map(|s| s.to_string_lossy().into_owned()))
+        .collect()
+}
+
+/// The room a source file belongs to: its folder, or its own stem, directly under `src`.
+fn room(path: &Path) -> String {
+    let inside = path.strip_prefix(root().join("src")).unwrap();
+    let first = inside.components().next().unwrap().as_os_str().to_string_lossy().into_owned();
+    first.trim_end_matches(".rs").to_string()
+}
+
+/// Code before the unit tests, comments left out: a doc link is no import.
+fn code(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap();
+    let text = text.split("#[cfg(test)]").next().unwrap();
+    text.lines().map(|l| l.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+/// Rooms named by `crate::X` paths, the groups of `use crate::{a, b}` included.
+fn imports(code: &str) -> BTreeSet<String> {
+    let mut rooms = BTreeSet::new();
+    for (at, _) in code.match_indices("crate::") {
+        let rest = &code[at + "crate::".len()..];
+        let name = |s: &str| -> String { s.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect() };
+        if let Some(group) = rest.strip_prefix('{') {
+            let mut depth = 0;
+            let mut word = String::new();
+            for c in group.chars() {
+                match c {
+                    '{' => depth += 1,
+                    '}' if depth == 0 => break,
+                    '}' => depth -= 1,
+                    ',' if depth == 0 => {
+                        rooms.insert(name(word.trim()));
+                        word.clear();
+                        continue;
+                    }
+                    _ => {}
+                }
+                if depth == 0 {
+                    word.push(c);
+                }
+            }
+            rooms.insert(name(word.trim()));
+        } else {
+            rooms.insert(name(rest));
+        }
+    }
+    rooms.remove("");
+    rooms
+}
+
+#[test]
+fn rooms_import_only_what_comes_before_them() {
+    let known: BTreeSet<&str> = ROOMS.iter().map(|(room, _)| *room).collect();
+    let mut wrong = Vec::new();
+    for path in rust_files("src") {
+        let room = room(&path);
+        if room == "lib" {
+            continue;
+        }
+        let Some((_, allowed)) = ROOMS.iter().find(|(name, _)| *name == room) else {
+            wrong.push(format!("{}: room {room} has no place in the import order", path.display()));
+            continue;
+        };
+        for import in imports(&code(&path)) {
+            // Macros are exported at the crate's root, whichever room defines them.
+            if import == room || import == "with_elem" {
+                continue;
+            }
+            if !known.contains(import.as_str()) || !allowed.contains(&import.as_str()) {
+                wrong.push(format!("{}: {room} imports {import}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn an_arrow_back_would_be_found() {
+    assert_eq!(imports("use crate::engine::Engine;"), BTreeSet::from(["engine".to_string()]));
+    let group = imports("use crate::{error::Result, model::{a, b}, mem};");
+    assert_eq!(group, BTreeSet::from(["error", "mem", "model"].map(String::from)));
+    assert_eq!(imports("fn f() -> crate::ops::Cx {}"), BTreeSet::from(["ops".to_string()]));
+}
+
+#[test]
+fn every_op_has_its_reference_and_its_tests() {
+    let ops: BTreeSet<String> =
+        stems("src/ops").into_iter().filter(|s| !OPS_WITHOUT_TWIN.contains(&s.as_str())).collect();
+    let mut reference = stems("src/ops/reference");
+    reference.remove("mod");
+    let mut tests = stems("tests/it/ops");
+    tests.remove("mod");
+    assert!(ops.len() > 10, "ops found: {ops:?}");
+    for op in &ops {
+        assert!(reference.contains(op), "src/ops/{op}.rs has no src/ops/reference/{op}.rs");
+        assert!(tests.contains(op), "src/ops/{op}.rs has no tests/it/ops/{op}.rs");
+    }
+}
+
+#[test]
+fn every_kernel_has_its_op_reference_and_tests() {
+    for kernel in stems("kernels") {
+        for twin in [format!("src/ops/{kernel}.rs"), format!("src/ops/reference/{kernel}.rs"), format!("tests/it/ops/{kernel}.rs")]
+        {
+            assert!(root().join(&twin).is_file(), "kernels/{kernel}.cu has no {twin}");
+        }
+    }
+}
+
+#[test]
+fn unsafe_stands_only_in_the_device_room() {
+    for dir in ["src", "harness", "benches", "tests/it"] {
+        for path in rust_files(dir) {
+            let inside = path.strip_prefix(root()).unwrap();
+            if inside.starts_with("src/device") || inside.ends_with("tidy.rs") {
+                continue;
+            }
+            for line in code(&path).lines() {
+                let found = line.contains("unsafe ") || line.contains("allow(unsafe");
+                assert!(!found, "{}: {line}", inside.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is_and_none_is_huge() {
+    const MOST_LINES: usize = 700;
+    for dir in ["src", "harness", "benches", "tests/it"] {
+        for path in rust_files(dir) {
+            let text = fs::read_to_string(&path).unwrap();
+            let name = path.strip_prefix(root()).unwrap().display().to_string();
+            assert!(text.starts_with("//!"), "{name} does not open with what it is for");
+            let lines = text.lines().count();
+            assert!(lines <= MOST_LINES, "{name} has {lines} lines; at most {MOST_LINES}: split it by idea");
+        }
+    }
+}
+
+#[test]
+fn no_test_is_ignored() {
+    let marker = format!("#[{}", "ignore");
+    for dir in ["src", "harness", "tests/it"] {
+        for path in rust_files(dir) {
+            let text = fs::read_to_string(&path).unwrap();
+            assert!(!text.contains(&marker), "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_top_level_is_the_card_s() {
+    for name in ["Cargo.toml", "src", "benches", "harness", "results", "tests", "README.md", "ARCHITECTURE.md", "CHANGELOG.md"] {
+        assert!(root().join(name).exists(), "{name} is missing at the top level");
+    }
+    assert!(!root().join("build.rs").exists(), "no build script: a machine without CUDA builds everything");
+}
