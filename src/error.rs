@@ -156,13 +156,22 @@ impl std::error::Error for BudgetError {}
 impl std::fmt::Display for BudgetError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let total: u64 = self.terms.iter().map(|(_, b)| b).sum();
-        write!(f, "the slab of {} B ({}) is too small by {} B: ", self.slab, mib(self.slab), total.saturating_sub(self.slab))?;
+        write!(
+            f,
+            "the slab of {} B ({}) is too small by {} B: ",
+            self.slab,
+            mib(self.slab),
+            total.saturating_sub(self.slab)
+        )?;
         for (i, (term, bytes)) in self.terms.iter().enumerate() {
             write!(f, "{}{term} {bytes} B", if i == 0 { "" } else { " + " })?;
         }
         match &self.nearest {
             Some(fits) => write!(f, " = {total} B; {fits}"),
-            None => write!(f, " = {total} B; no chunk, batch or KV size makes it fit: take a smaller model, recipe or a larger card"),
+            None => write!(
+                f,
+                " = {total} B; no chunk, batch or KV size makes it fit: take a smaller model, recipe or a larger card"
+            ),
         }
     }
 }
