@@ -66,6 +66,17 @@ impl SampleRow {
         self.temperature < GREEDY_BELOW || self.top_k == 1
     }
 
+    /// Whether the tokens of the output change how the next is drawn.
+    pub fn penalises(&self) -> bool {
+        let on = |value: f32, off: f32| (value - off).abs() > 0.0;
+        on(self.repetition_penalty, 1.0) || on(self.presence_penalty, 0.0) || on(self.frequency_penalty, 0.0)
+    }
+
+    /// An upper bound of the lanes this row changes before the draw.
+    pub fn edits(&self) -> usize {
+        self.bias.len() + self.prompt_ids.len() + self.output_counts.len()
+    }
+
     /// Refuses parameters out of range as [`Error::Request`] with the parameter's API name, the value and the range;
     /// ids are those below `decodable`.
     pub fn check(&self, decodable: usize) -> Result<()> {
