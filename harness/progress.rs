@@ -37,6 +37,11 @@ impl Progress {
         self.bar.inc(steps);
     }
 
+    /// Sets how far it goes.
+    pub(crate) fn length(&self, steps: u64) {
+        self.bar.set_length(steps);
+    }
+
     /// How far it is.
     pub(crate) fn position(&self) -> u64 {
         self.bar.position()
