@@ -4,5 +4,6 @@ mod checkpoint;
 mod engine;
 mod fixture;
 mod golden;
+mod ops;
 mod plan;
 mod tidy;
