@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::mem::ALIGN_BYTES;
 use crate::num::DType;
 use crate::ops::cost::{Cost, Unit};
-use crate::ops::{Cx, Limits, reference, with_elem};
+use crate::ops::{Cx, Limits, check, reference, with_elem};
 use crate::tensor::Tensor;
 
 /// The op's name.
@@ -204,20 +204,18 @@ pub fn experts(cx: &Cx, x: &Tensor, routing: &Routing, w: &Experts, inter: usize
     let slots = w.gate_up.rows();
     let top_k = routing.ids.cols();
     let dims = Dims { hidden, inter, experts: w.slots.len(), top_k };
-    let expect = |what: &str, t: &Tensor, dtype: DType, shape: &[usize]| {
-        if t.shape() == shape && t.dtype() == dtype {
-            return Ok(());
-        }
-        Err(Error::shape(OP, format!("{what} is {} {:?}, must be {dtype} {shape:?}", t.dtype(), t.shape())))
-    };
+    let expect = |what: &str, t: &Tensor, dtype: DType, shape: &[usize]| check::tensor(OP, what, t, dtype, shape);
     expect("x", x, act, &[tokens, hidden])?;
     expect("routing ids", &routing.ids, DType::I32, &[tokens, top_k])?;
     expect("routing weights", &routing.weights, DType::F32, &[tokens, top_k])?;
     expect("gate_up", &w.gate_up, wtype, &[slots, 2 * inter, hidden])?;
     expect("down", &w.down, wtype, &[slots, hidden, inter])?;
     expect("slots", &w.slots, DType::I32, &[dims.experts])?;
-    if tokens == 0 || top_k == 0 || top_k > dims.experts {
-        return Err(Error::shape(OP, format!("{tokens} tokens to {top_k} of {} experts", dims.experts)));
+    if tokens * hidden * inter * top_k == 0 || top_k > dims.experts {
+        return Err(Error::shape(
+            OP,
+            format!("{tokens} tokens to {top_k} of {} experts, {hidden} x {inter}; none may be 0", dims.experts),
+        ));
     }
     if act == DType::Bf16 && wtype == DType::F32 {
         return Err(Error::shape(OP, "bf16 activations need bf16 weights, these are f32".to_owned()));
@@ -245,15 +243,10 @@ pub fn experts(cx: &Cx, x: &Tensor, routing: &Routing, w: &Experts, inter: usize
 pub fn combine_shared(cx: &Cx, out: &mut Tensor, shared: &Tensor, gate: &Tensor) -> Result<()> {
     let act = cx.numerics.activations;
     let (tokens, hidden) = (out.rows(), out.cols());
-    for (what, dtype, shape, want) in [
-        ("out", out.dtype(), out.shape(), [tokens, hidden]),
-        ("shared", shared.dtype(), shared.shape(), [tokens, hidden]),
-        ("gate", gate.dtype(), gate.shape(), [tokens, 1]),
-    ] {
-        if dtype != act || shape != want {
-            return Err(Error::shape(OP, format!("{what} is {dtype} {shape:?}, must be {act} {want:?}")));
-        }
-    }
+    check::matrix(OP, "out", out)?;
+    check::tensor(OP, "out", out, act, &[tokens, hidden])?;
+    check::tensor(OP, "shared", shared, act, &[tokens, hidden])?;
+    check::tensor(OP, "gate", gate, act, &[tokens, 1])?;
     cx.note(OP, combine_cost(tokens, hidden, act));
     match cx.device.arm() {
         Arm::Cpu(_) => with_elem!(OP, act, A => {

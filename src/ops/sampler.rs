@@ -8,7 +8,7 @@ pub mod row;
 
 use std::borrow::Borrow;
 
-pub use row::{MAX_BIASES, MAX_LOGPROBS, SampleRow};
+pub use row::{LIST_STEP, MAX_BIASES, MAX_LOGPROBS, SampleRow};
 
 use crate::device::{Arm, DeviceSpec};
 use crate::error::{Error, Result};
@@ -82,9 +82,9 @@ pub struct TopLogprobs {
 
 /// One row's result, read back.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Token {
-    /// The id.
-    pub id: u32,
+pub struct Choice {
+    /// The token's id.
+    pub token: u32,
     /// Its raw log-probability.
     pub logprob: f32,
     /// (id, raw log-probability) of the most likely tokens, as many as the row asked for (fewer where fewer are finite).
@@ -141,16 +141,20 @@ pub fn tactic(spec: &DeviceSpec, rows: usize) -> Tactic {
     Tactic { splits, workspace }
 }
 
-/// The most workspace of up to `limits.batch` rows: more rows have fewer parts each, so every count is tried.
+/// The most workspace of up to `limits.batch` rows: they have at most [`MAX_SPLITS`] parts each, and together at most
+/// one more than `2 sms` for each row (the division rounds up).
 pub fn upper_bound(spec: &DeviceSpec, limits: Limits) -> u64 {
-    (1..=limits.batch).map(|rows| tactic(spec, rows).workspace).max().unwrap_or(0)
+    let rows = limits.batch as u64;
+    let parts = (u64::from(MAX_SPLITS) * rows).min(2 * u64::from(spec.sms) + rows);
+    rows * HISTOGRAM_BYTES + parts * PARTIAL_BYTES
 }
 
 /// The most bytes of edit lists of up to `limits.batch` rows over `vocab` ids. Rows are taken in groups whose edits fit
 /// [`GROUP_EDITS`] together, or alone, so the bound does not grow with batch x context.
 pub fn edits_upper_bound(limits: Limits, vocab: usize) -> u64 {
-    // A row edits each token of its sequence at most once, and its biased ids.
-    let row = (limits.context + MAX_BIASES).min(vocab);
+    // A row has each token of its sequence in one list of distinct ids, or in both.
+    let seen = limits.context.min(2 * vocab);
+    let row = MAX_BIASES.next_multiple_of(LIST_STEP) + seen.next_multiple_of(LIST_STEP);
     let group = limits.batch.saturating_mul(row).min(GROUP_EDITS.max(row));
     group as u64 * EDIT_BYTES
 }
@@ -167,15 +171,13 @@ pub fn cost(rows: usize, vocab: usize, dtype: DType) -> Cost {
     }
 }
 
-/// The edits of a row, by rising id, ids below `vocab` only once each.
+/// The edits of a row, by rising id, each id once.
 fn edits(row: &SampleRow, vocab: usize) -> Result<Vec<Edit>> {
     let mut list: Vec<Edit> = row.bias.iter().map(|&(id, bias)| Edit { id, count: 0, seen: false, bias }).collect();
-    let on = |value: f32, off: f32| (value - off).abs() > 0.0;
-    let repetition = on(row.repetition_penalty, 1.0);
-    if repetition {
+    if row.repeats() {
         list.extend(row.prompt_ids.iter().map(|&id| Edit { id, count: 0, seen: true, bias: 0.0 }));
     }
-    if repetition || on(row.presence_penalty, 0.0) || on(row.frequency_penalty, 0.0) {
+    if row.counts_output() {
         let counted = row.output_counts.iter().filter(|(_, count)| *count > 0);
         list.extend(counted.map(|&(id, count)| Edit { id, count, seen: true, bias: 0.0 }));
     }
@@ -228,7 +230,8 @@ pub fn sample<R: Borrow<SampleRow>>(cx: &Cx, logits: &Tensor, rows: &[R], decoda
         row.borrow().check(decodable)?;
         lists.push(edits(row.borrow(), vocab)?);
     }
-    let edit_bytes = largest_group(lists.iter().map(Vec::len)) as u64 * EDIT_BYTES;
+    let lengths = rows.iter().map(|r| r.borrow().list_lengths()).map(|[bias, seen, _]| bias + seen);
+    let edit_bytes = largest_group(lengths) as u64 * EDIT_BYTES;
     let edit_bytes = cx.bound.map_or(edit_bytes, |limits| edits_upper_bound(limits, vocab).max(edit_bytes));
     let asked = rows.iter().map(|r| r.borrow().logprobs as usize).max().unwrap_or(0);
     let asked = if cx.bound.is_some() { MAX_LOGPROBS } else { asked };
@@ -339,12 +342,12 @@ impl TopLogprobs {
 
 impl Sampled {
     /// Every row, read back; `None` where the row is not valid. [`Error::NoData`] on the plan device.
-    pub fn read(&self) -> Result<Vec<Option<Token>>> {
+    pub fn read(&self) -> Result<Vec<Option<Choice>>> {
         let (tokens, logprobs) = (self.tokens.host::<i32>()?, self.logprobs.host::<f32>()?);
         let mut rows = Vec::with_capacity(tokens.len());
         for (i, &valid) in self.valid.host::<u8>()?.iter().enumerate() {
             let top = self.top.as_ref().map_or(Ok(Vec::new()), |top| top.row(i))?;
-            rows.push((valid != 0).then(|| Token { id: tokens[i] as u32, logprob: logprobs[i], top }));
+            rows.push((valid != 0).then(|| Choice { token: tokens[i] as u32, logprob: logprobs[i], top }));
         }
         Ok(rows)
     }
