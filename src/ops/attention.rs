@@ -162,7 +162,12 @@ fn check_spans(batch: &Batch, limits: Limits) -> Result<()> {
         let (spans, decodes) = (batch.spans.len(), batch.decodes);
         return err(format!("{spans} sequences, {decodes} of them decodes, at most {} fit the inputs", limits.batch));
     }
+    let mut next = 0;
     for (i, span) in batch.spans.iter().enumerate() {
+        if span.start != next || span.len == 0 {
+            return err(format!("sequence {i} is {span:?}, must start at row {next} and have rows"));
+        }
+        next += span.len;
         if i < batch.decodes && (span.len != 1 || span.context == 0) {
             return err(format!("sequence {i} is a decode of {span:?}, must be one row after a context"));
         }

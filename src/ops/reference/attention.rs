@@ -1,13 +1,14 @@
 //! Causal attention over pages, in f32.
 //!
-//! Order, for each row and head: pages ascending. In a page the scores come first, each a dot product in 16 lanes and a
-//! tree as [`linear`](super::linear) sums; then the running maximum is raised, the running sum and the accumulators are
-//! scaled by the exponential of its change, and the page's tokens are added one by one, ascending. Pages are counted from
-//! the sequence's start, so a row's result does not depend on the chunk it came in.
+//! Order, for each row and head: pages ascending. In a page the scores come first, each a dot product in the order of
+//! [`lanes`](super::lanes); then the running maximum is raised, the running sum and the accumulators are scaled by the
+//! exponential of its change, and the page's tokens are added one by one, ascending. Pages are counted from the
+//! sequence's start, so a row's result does not depend on the chunk it came in. Scratch is heap, one page and one block of
+//! queries per thread.
 
 use rayon::prelude::*;
 
-use super::linear::tree;
+use super::lanes::{LANES, Lanes, TILE_ROWS, multiply, pack, tree};
 use crate::error::{Error, Result};
 use crate::ops::Batch;
 use crate::ops::attention::AttnDims;
@@ -17,7 +18,6 @@ use crate::tensor::{Elem, Tensor};
 use crate::with_elem;
 
 const OP: &str = "attention";
-const LANES: usize = 16;
 /// Rows that share one conversion of a page to f32.
 const BLOCK_ROWS: usize = 8;
 
@@ -46,6 +46,12 @@ pub fn attend(qkv: &Tensor, kv: &KvPages, dims: AttnDims, batch: &Batch, out: &m
             }
             for from in (0..span.len).step_by(BLOCK_ROWS) {
                 let len = BLOCK_ROWS.min(span.len - from);
+                if inert {
+                    for row in rows.by_ref().take(len) {
+                        row.fill(Y::from_f32(0.0));
+                    }
+                    continue;
+                }
                 let first = tasks.len();
                 tasks.extend((0..dims.kv_heads).map(|kv_head| Task {
                     pages,
@@ -55,10 +61,6 @@ pub fn attend(qkv: &Tensor, kv: &KvPages, dims: AttnDims, batch: &Batch, out: &m
                     out: Vec::with_capacity(len),
                 }));
                 for row in rows.by_ref().take(len) {
-                    if inert {
-                        row.fill(Y::from_f32(0.0));
-                        continue;
-                    }
                     for (task, heads) in tasks[first..].iter_mut().zip(row.chunks_mut(dims.group() * dims.head_dim)) {
                         task.out.push(heads);
                     }
@@ -72,6 +74,7 @@ pub fn attend(qkv: &Tensor, kv: &KvPages, dims: AttnDims, batch: &Batch, out: &m
 }
 
 /// One query head's running softmax.
+#[derive(Clone)]
 struct Running {
     max: f32,
     sum: f32,
@@ -79,43 +82,41 @@ struct Running {
 
 fn block<E: Elem, K: Elem, Y: Elem>(task: Task<Y>, qkv: &[E], k: &[K], v: &[K], dims: AttnDims) {
     let (d, group) = (dims.head_dim, dims.group());
+    let depth = d.div_ceil(LANES);
     let queries = task.out.len() * group;
-    let mut q = vec![0.0f32; queries * d];
-    for (i, q) in q.chunks_mut(d).enumerate() {
+    let mut q = vec![[0.0; LANES]; queries * depth];
+    for (i, q) in q.chunks_mut(depth).enumerate() {
         let head = task.kv_head * group + i % group;
         let from = (task.first_row + i / group) * dims.qkv_cols() + head * 2 * d;
-        widen(&qkv[from..from + d], q);
+        pack(&qkv[from..from + d], q);
     }
+    let q: Vec<&[Lanes]> = q.chunks(depth).collect();
     let mut acc = vec![0.0f32; queries * d];
-    let mut running: Vec<Running> = (0..queries).map(|_| Running { max: f32::NEG_INFINITY, sum: 0.0 }).collect();
-    let (mut keys, mut values) = (vec![0.0f32; PAGE_TOKENS * d], vec![0.0f32; PAGE_TOKENS * d]);
+    let mut running = vec![Running { max: f32::NEG_INFINITY, sum: 0.0 }; queries];
+    let (mut keys, mut values) = (vec![[0.0; LANES]; PAGE_TOKENS * depth], vec![0.0f32; PAGE_TOKENS * d]);
+    let mut sums = vec![[0.0; LANES]; TILE_ROWS * PAGE_TOKENS];
     let scale = 1.0 / (d as f32).sqrt();
-    let last_position = task.first_position + task.out.len().saturating_sub(1);
-    for (p, &page) in task.pages.iter().enumerate() {
+    let end = task.first_position + task.out.len();
+    for (p, &page) in task.pages[..end.div_ceil(PAGE_TOKENS)].iter().enumerate() {
         let first_token = p * PAGE_TOKENS;
-        if task.out.is_empty() || first_token > last_position {
-            break;
-        }
-        let tokens = PAGE_TOKENS.min(last_position + 1 - first_token);
+        let tokens = PAGE_TOKENS.min(end - first_token);
         for j in 0..tokens {
             let from = ((page as usize * PAGE_TOKENS + j) * dims.kv_heads + task.kv_head) * d;
-            widen(&k[from..from + d], &mut keys[j * d..][..d]);
-            widen(&v[from..from + d], &mut values[j * d..][..d]);
-        }
-        for (i, running) in running.iter_mut().enumerate() {
-            let position = task.first_position + i / group;
-            if first_token > position {
-                continue;
+            pack(&k[from..from + d], &mut keys[j * depth..]);
+            for (to, v) in values[j * d..].iter_mut().zip(&v[from..from + d]) {
+                *to = v.to_f32();
             }
-            let visible = PAGE_TOKENS.min(position + 1 - first_token);
-            page_step(
-                &q[i * d..][..d],
-                &keys[..visible * d],
-                &values[..visible * d],
-                scale,
-                running,
-                &mut acc[i * d..][..d],
-            );
+        }
+        let keys: Vec<&[Lanes]> = keys.chunks(depth).take(tokens).collect();
+        for (strip, q) in q.chunks(TILE_ROWS).enumerate() {
+            let sums = &mut sums[..q.len() * tokens];
+            sums.fill([0.0; LANES]);
+            multiply(q, &keys, sums);
+            for (i, sums) in (strip * TILE_ROWS..).zip(sums.chunks(tokens)) {
+                let position = task.first_position + i / group;
+                let visible = tokens.min((position + 1).saturating_sub(first_token));
+                page_step(&sums[..visible], scale, &values, &mut running[i], &mut acc[i * d..][..d]);
+            }
         }
     }
     let heads = task.out.into_iter().flat_map(|row| row.chunks_mut(d));
@@ -126,42 +127,45 @@ fn block<E: Elem, K: Elem, Y: Elem>(task: Task<Y>, qkv: &[E], k: &[K], v: &[K], 
     }
 }
 
-/// One query against one page's visible tokens.
-fn page_step(q: &[f32], keys: &[f32], values: &[f32], scale: f32, running: &mut Running, acc: &mut [f32]) {
-    let d = q.len();
-    let mut scores = [0.0f32; PAGE_TOKENS];
-    let scores = &mut scores[..keys.len() / d];
-    for (score, key) in scores.iter_mut().zip(keys.chunks(d)) {
-        *score = dot(q, key) * scale;
+/// One query against the tokens it sees of one page: `sums` are their unscaled scores' lanes.
+fn page_step(sums: &[Lanes], scale: f32, values: &[f32], running: &mut Running, acc: &mut [f32]) {
+    if sums.is_empty() {
+        return;
     }
-    let max = scores.iter().fold(running.max, |max, &s| max.max(s));
+    let mut weights = [0.0f32; PAGE_TOKENS];
+    let weights = &mut weights[..sums.len()];
+    for (weight, sums) in weights.iter_mut().zip(sums) {
+        *weight = tree(sums) * scale;
+    }
+    let max = weights.iter().fold(running.max, |max, &s| max.max(s));
     let shrink = (running.max - max).exp();
     running.max = max;
     running.sum *= shrink;
     for a in acc.iter_mut() {
         *a *= shrink;
     }
-    for (&score, value) in scores.iter().zip(values.chunks(d)) {
-        let p = (score - max).exp();
-        running.sum += p;
-        for (a, &v) in acc.iter_mut().zip(value) {
-            *a += p * v;
-        }
+    for weight in weights.iter_mut() {
+        *weight = (*weight - max).exp();
+        running.sum += *weight;
     }
+    add_values(weights, values, acc);
 }
 
-fn widen<E: Elem>(from: &[E], to: &mut [f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = from.to_f32();
-    }
-}
-
-fn dot(x: &[f32], w: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    for (x, w) in x.chunks(LANES).zip(w.chunks(LANES)) {
-        for ((lane, x), w) in lanes.iter_mut().zip(x).zip(w) {
-            *lane += x * w;
+/// `acc += weights[j] * values[j]` for ascending `j`, four at a time through the registers.
+fn add_values(weights: &[f32], values: &[f32], acc: &mut [f32]) {
+    let d = acc.len();
+    let (quads, rest) = weights.as_chunks::<4>();
+    for (&[w0, w1, w2, w3], v) in quads.iter().zip(values.chunks(4 * d)) {
+        let (v0, v) = v.split_at(d);
+        let (v1, v) = v.split_at(d);
+        let (v2, v3) = v.split_at(d);
+        for ((((a, v0), v1), v2), v3) in acc.iter_mut().zip(v0).zip(v1).zip(v2).zip(v3) {
+            *a = *a + w0 * v0 + w1 * v1 + w2 * v2 + w3 * v3;
         }
     }
-    tree(&lanes)
+    for (w, v) in rest.iter().zip(values[quads.len() * 4 * d..].chunks(d)) {
+        for (a, v) in acc.iter_mut().zip(v) {
+            *a += w * v;
+        }
+    }
 }

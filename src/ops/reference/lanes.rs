@@ -1,32 +1,121 @@
-//! Sums along a row. The order is fixed: lane l of 16 adds elements l, l + 16, l + 32, ... in turn, then lanes are added
-//! in halves (l and l + 8, l + 4, l + 2, l + 1). It does not depend on the thread count or on other rows.
+//! Sums along a row in f32, in 16 lanes: one order for every op that has such a sum.
+//!
+//! Lane `l` adds the products `l, l+16, l+32, …` in that order, from zero; then lanes `l` and `l+8` are added, then `l` and
+//! `l+4`, `l` and `l+2`, `l` and `l+1`. The order depends on nothing else: [`dot`] and [`multiply`] give the same bits.
 
-const LANES: usize = 16;
+use crate::tensor::Elem;
 
-/// The sum of `a[i] * b[i]`, in f32.
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
-    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
-    for (a, b) in a_blocks.iter().zip(b_blocks) {
-        for l in 0..LANES {
-            lanes[l] += a[l] * b[l];
+/// Lanes of one sum.
+pub(super) const LANES: usize = 16;
+/// One value per lane.
+pub(super) type Lanes = [f32; LANES];
+/// Left rows of a full tile.
+pub(super) const TILE_ROWS: usize = 4;
+/// Right rows of a full tile.
+pub(super) const TILE_COLS: usize = 2;
+/// Lanes in registers at a time: a tile's sums fill half of the sixteen 128-bit registers of baseline x86-64.
+const GROUP: usize = 4;
+
+/// Widens `from` to f32 in whole lanes, the last padded with zeros.
+pub(super) fn pack<E: Elem>(from: &[E], to: &mut [Lanes]) {
+    for (from, to) in from.chunks(LANES).zip(to) {
+        if from.len() < LANES {
+            *to = [0.0; LANES];
+        }
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = from.to_f32();
         }
     }
-    for (l, (a, b)) in a_rest.iter().zip(b_rest).enumerate() {
-        lanes[l] += a * b;
+}
+
+/// The dot product of two rows of one length.
+pub(super) fn dot<X: Elem, W: Elem>(x: &[X], w: &[W]) -> f32 {
+    let mut sums = [0.0; LANES];
+    let (x_blocks, x_rest) = x.as_chunks::<LANES>();
+    let (w_blocks, w_rest) = w.as_chunks::<LANES>();
+    for (x, w) in x_blocks.iter().zip(w_blocks) {
+        for l in 0..LANES {
+            sums[l] += x[l].to_f32() * w[l].to_f32();
+        }
     }
+    for ((sum, x), w) in sums.iter_mut().zip(x_rest).zip(w_rest) {
+        *sum += x.to_f32() * w.to_f32();
+    }
+    tree(&sums)
+}
+
+/// The sum of squares.
+pub(super) fn sum_squares(x: &[f32]) -> f32 {
+    dot(x, x)
+}
+
+/// Adds the products of every row of `x` with every row of `w`, both packed and `depth` lanes long, to `sums[row of x][row
+/// of w]`: four rows by two at a time, whatever is left one by one.
+pub(super) fn multiply(x: &[&[Lanes]], w: &[&[Lanes]], sums: &mut [Lanes]) {
+    let cols = w.len();
+    for (x, sums) in x.chunks(TILE_ROWS).zip(sums.chunks_mut(TILE_ROWS * cols)) {
+        match <[&[Lanes]; TILE_ROWS]>::try_from(x) {
+            Ok(x) => strip(x, w, sums),
+            Err(_) => {
+                for (&x, sums) in x.iter().zip(sums.chunks_mut(cols)) {
+                    strip([x], w, sums);
+                }
+            }
+        }
+    }
+}
+
+fn strip<const R: usize>(x: [&[Lanes]; R], w: &[&[Lanes]], sums: &mut [Lanes]) {
+    let cols = w.len();
+    let (pairs, rest) = w.as_chunks::<TILE_COLS>();
+    for (i, &pair) in pairs.iter().enumerate() {
+        tile(x, pair, &mut sums[i * TILE_COLS..], cols);
+    }
+    for (i, &w) in rest.iter().enumerate() {
+        tile(x, [w], &mut sums[pairs.len() * TILE_COLS + i..], cols);
+    }
+}
+
+/// `R` rows by `C`, four lanes at a time through the whole depth; the sum of (r, c) is at `r * pitch + c`.
+#[inline(never)] // the sums stay in registers only where the compiler sees nothing else
+fn tile<const R: usize, const C: usize>(x: [&[Lanes]; R], w: [&[Lanes]; C], sums: &mut [Lanes], pitch: usize) {
+    let depth = w[0].len();
+    let (x, w) = (x.map(|x| &x[..depth]), w.map(|w| &w[..depth]));
+    for lanes in (0..LANES).step_by(GROUP).map(|l| l..l + GROUP) {
+        let mut acc = [[[0.0f32; GROUP]; C]; R];
+        for r in 0..R {
+            for c in 0..C {
+                acc[r][c].copy_from_slice(&sums[r * pitch + c][lanes.clone()]);
+            }
+        }
+        for k in 0..depth {
+            for r in 0..R {
+                let x = &x[r][k][lanes.clone()];
+                for c in 0..C {
+                    let w = &w[c][k][lanes.clone()];
+                    for l in 0..GROUP {
+                        acc[r][c][l] += x[l] * w[l];
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            for c in 0..C {
+                sums[r * pitch + c][lanes.clone()].copy_from_slice(&acc[r][c]);
+            }
+        }
+    }
+}
+
+/// The 16 lanes' sum, halving.
+pub(super) fn tree(sums: &Lanes) -> f32 {
+    let mut sums = *sums;
     let mut half = LANES / 2;
     while half > 0 {
         for l in 0..half {
-            lanes[l] += lanes[l + half];
+            sums[l] += sums[l + half];
         }
         half /= 2;
     }
-    lanes[0]
-}
-
-/// The sum of squares, in f32.
-pub(crate) fn sum_squares(x: &[f32]) -> f32 {
-    dot(x, x)
+    sums[0]
 }
