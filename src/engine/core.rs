@@ -1,7 +1,7 @@
 //! The engine: continuous batching of prefill pieces and decodes under a token budget, every step proven to fit before
 //! its first launch.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::checkpoint::Source;
 use crate::device::Device;
 use crate::engine::cache::Free;
 use crate::engine::fault::Fault;
-use crate::engine::request::{Finish, Logits, Record, Request, RequestId, Token};
+use crate::engine::request::{Finish, Logits, Record, Request, RequestId};
 use crate::engine::runner::{PromptRows, Runner, SampledRow, StepPlan, StepResult};
 use crate::engine::schedule::{self, Policy, View};
 use crate::engine::sizing::{self, KvBudget, Sizing};
@@ -19,6 +19,9 @@ use crate::model::Probe;
 use crate::ops::batch::Placement;
 use crate::ops::cost::Metered;
 use crate::ops::{Limits, Numerics, Span};
+
+/// Proven step shapes kept before all are forgotten.
+const REMEMBERED_SHAPES: usize = 4096;
 
 /// What an engine is built with.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,7 +68,7 @@ pub struct Engine {
     runner: Runner,
     /// The same on the plan device, where each step runs first; `None` if the engine itself is on the plan device.
     twin: Option<Runner>,
-    proven: HashMap<Shape, bool>,
+    proven: HashSet<Shape>,
     free: Free,
     next_id: u64,
     waiting: VecDeque<Sequence>,
@@ -79,7 +82,7 @@ struct Shape {
     prompts: Vec<(usize, bool)>,
     samples: usize,
     scored: Vec<usize>,
-    lists: Vec<[usize; 3]>,
+    top: u32,
 }
 
 #[derive(Debug)]
@@ -141,7 +144,7 @@ impl Engine {
             source,
             runner,
             twin,
-            proven: HashMap::new(),
+            proven: HashSet::new(),
             free,
             next_id: 0,
             waiting: VecDeque::new(),
@@ -409,17 +412,21 @@ impl Engine {
             prompts: plan.spans[plan.decodes..].iter().map(|s| (s.len, s.context == 0)).collect(),
             samples: plan.samples.len(),
             scored: plan.prompts.iter().map(|p| p.targets.len()).collect(),
-            lists: plan.samples.iter().map(|s| s.params.list_lengths()).collect(),
+            top: plan.samples.iter().map(|s| s.params.logprobs).max().unwrap_or(0),
         };
-        if self.proven.contains_key(&shape) {
+        // The sampler's lists have any length; steps without them are told apart by their shape.
+        let listed = plan.samples.iter().any(|s| s.params.edits() > 0);
+        if !listed && self.proven.contains(&shape) {
             return Ok(());
         }
         twin.run(plan, self.options.fault, None, None)?;
-        const REMEMBERED_SHAPES: usize = 4096;
+        if listed {
+            return Ok(());
+        }
         if self.proven.len() >= REMEMBERED_SHAPES {
             self.proven.clear();
         }
-        self.proven.insert(shape, true);
+        self.proven.insert(shape);
         Ok(())
     }
 
@@ -454,12 +461,12 @@ impl Engine {
                 }
                 match sampled.next().flatten() {
                     Some(choice) => {
-                        sequence.tokens.push(choice.token);
-                        if sequence.request.sampling.counts_output() {
-                            count(&mut sequence.counts, choice.token);
+                        sequence.tokens.push(choice.id);
+                        if sequence.request.sampling.penalises() {
+                            count(&mut sequence.counts, choice.id);
                         }
-                        let stops = sequence.request.stop.contains(&choice.token)
-                            || (!sequence.request.ignore_eos && eos.contains(&choice.token));
+                        let stops = sequence.request.stop.contains(&choice.id)
+                            || (!sequence.request.ignore_eos && eos.contains(&choice.id));
                         record.finish = if stops {
                             Some(Finish::Stop)
                         } else if sequence.generated() >= sequence.request.max_tokens {
@@ -467,7 +474,7 @@ impl Engine {
                         } else {
                             None
                         };
-                        record.token = Some(Token { id: choice.token, logprob: choice.logprob, top: choice.top });
+                        record.token = Some(choice);
                     }
                     None => {
                         record.finish = Some(Finish::Failed(Error::NotFinite { request: sequence.id.0 }.to_string()));

@@ -2,7 +2,7 @@
 
 /// Length of a GDN chunk, which unfinished pieces of a prompt are aligned to, so that a prompt is cut at the same places
 /// whoever shares the batch.
-pub const CHUNK_TOKENS: usize = crate::ops::gdn_prefill::CHUNK;
+pub const CHUNK_TOKENS: usize = crate::ops::gdn_prefill::CHUNK_TOKENS;
 
 /// Whether decoding goes on while prompts are being prefilled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

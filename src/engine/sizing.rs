@@ -83,7 +83,7 @@ fn step(limits: Limits, decodes: usize, prompts: &[(usize, usize)], score: bool)
         let pages = vec![cache::PADDING; (context + len).div_ceil(PAGE_TOKENS)];
         plan.places.push(Placement { slot_in: 1, slot_out: 1, pages });
         start += len;
-        plan.samples.push(SampledRow { row: start as i32 - 1, params: SampleRow::greedy(), logits: false });
+        plan.samples.push(SampledRow { row: start as i32 - 1, params: SampleRow::default(), logits: false });
     }
     plan.tokens = vec![0; start];
     if score {

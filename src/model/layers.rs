@@ -48,12 +48,12 @@ impl Model {
         let qkvz = linear::linear(cx, x.view(), &w.qkvz, "qkvz")?;
         let ba = linear::linear(cx, x.view(), &w.ba, "ba")?;
         drop(x);
-        let conv = conv1d::causal(cx, qkvz.columns(0, channels), &w.conv, conv_state, batch)?;
+        let conv = conv1d::causal(cx, qkvz.columns(0, channels), &w.conv, conv_state, *batch)?;
         let gates = activation::gdn_gates(cx, &ba, &w.a_log, &w.dt_bias)?;
         drop(ba);
         let mut out = cx.activation("gdn", "out", &[conv.rows(), values])?;
-        gdn_prefill::chunked(cx, &conv, &gates, recurrent, self.gdn_dims(), batch, &mut out)?;
-        gdn_decode::recurrent(cx, &conv, &gates, recurrent, self.gdn_dims(), batch, &mut out)?;
+        gdn_prefill::chunked(cx, &conv, &gates, recurrent, self.gdn_dims(), *batch, &mut out)?;
+        gdn_decode::recurrent(cx, &conv, &gates, recurrent, self.gdn_dims(), *batch, &mut out)?;
         drop(conv);
         drop(gates);
         let y = norm::gated(cx, &out, qkvz.columns(channels, values), &w.norm, *eps, self.gate())?;

@@ -82,9 +82,9 @@ pub struct TopLogprobs {
 
 /// One row's result, read back.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Choice {
-    /// The token's id.
-    pub token: u32,
+pub struct Token {
+    /// The id.
+    pub id: u32,
     /// Its raw log-probability.
     pub logprob: f32,
     /// (id, raw log-probability) of the most likely tokens, as many as the row asked for (fewer where fewer are finite).
@@ -154,7 +154,7 @@ pub fn upper_bound(spec: &DeviceSpec, limits: Limits) -> u64 {
 pub fn edits_upper_bound(limits: Limits, vocab: usize) -> u64 {
     // A row has each token of its sequence in one list of distinct ids, or in both.
     let seen = limits.context.min(2 * vocab);
-    let row = MAX_BIASES.next_multiple_of(LIST_STEP) + seen.next_multiple_of(LIST_STEP);
+    let row = (MAX_BIASES + seen).next_multiple_of(LIST_STEP);
     let group = limits.batch.saturating_mul(row).min(GROUP_EDITS.max(row));
     group as u64 * EDIT_BYTES
 }
@@ -177,7 +177,7 @@ pub fn edits(row: &SampleRow, vocab: usize) -> Result<Vec<Edit>> {
     if row.repeats() {
         list.extend(row.prompt_ids.iter().map(|&id| Edit { id, count: 0, seen: true, bias: 0.0 }));
     }
-    if row.counts_output() {
+    if row.penalises() {
         let counted = row.output_counts.iter().filter(|(_, count)| *count > 0);
         list.extend(counted.map(|&(id, count)| Edit { id, count, seen: true, bias: 0.0 }));
     }
@@ -233,8 +233,8 @@ pub fn sample<R: Borrow<SampleRow>>(cx: &Cx, logits: &Tensor, rows: &[R], decoda
         row.borrow().check(decodable)?;
         lists.push(edits(row.borrow(), vocab)?);
     }
-    let lengths = rows.iter().map(|r| r.borrow().list_lengths()).map(|[bias, seen, _]| bias + seen);
-    let edit_bytes = largest_group(lengths) as u64 * EDIT_BYTES;
+    let places = largest_group(rows.iter().map(|r| r.borrow().edits()));
+    let edit_bytes = places as u64 * EDIT_BYTES;
     let edit_bytes = cx.bound.map_or(edit_bytes, |limits| edits_upper_bound(limits, vocab).max(edit_bytes));
     let asked = rows.iter().map(|r| r.borrow().logprobs as usize).max().unwrap_or(0);
     let asked = if cx.bound.is_some() { MAX_LOGPROBS } else { asked };
@@ -345,12 +345,12 @@ impl TopLogprobs {
 
 impl Sampled {
     /// Every row, read back; `None` where the row is not valid. [`Error::NoData`] on the plan device.
-    pub fn read(&self) -> Result<Vec<Option<Choice>>> {
+    pub fn read(&self) -> Result<Vec<Option<Token>>> {
         let (tokens, logprobs) = (self.tokens.host::<i32>()?, self.logprobs.host::<f32>()?);
         let mut rows = Vec::with_capacity(tokens.len());
         for (i, &valid) in self.valid.host::<u8>()?.iter().enumerate() {
             let top = self.top.as_ref().map_or(Ok(Vec::new()), |top| top.row(i))?;
-            rows.push((valid != 0).then(|| Choice { token: tokens[i] as u32, logprob: logprobs[i], top }));
+            rows.push((valid != 0).then(|| Token { id: tokens[i] as u32, logprob: logprobs[i], top }));
         }
         Ok(rows)
     }

@@ -1,4 +1,5 @@
 //! The fixtures other software wrote: opening them, their goldens, and the distance to them.
+#![allow(unreachable_pub)] // shared by the modules of one test binary
 
 use std::collections::HashMap;
 use std::path::PathBuf;

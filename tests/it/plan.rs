@@ -93,7 +93,7 @@ fn random_step(rng: &mut rand_chacha::ChaCha8Rng, limits: Limits) -> StepPlan {
         plan.spans.push(Span { start, len, context });
         plan.places.push(Placement { slot_in: 1, slot_out: 1, pages: vec![0; (context + len).div_ceil(PAGE_TOKENS)] });
         if decode || rng.random_bool(0.7) {
-            let mut params = SampleRow::greedy();
+            let mut params = SampleRow::default();
             if rng.random_bool(0.3) {
                 params.repetition_penalty = 1.1;
                 params.prompt_ids = (0..rng.random_range(0..200)).collect();

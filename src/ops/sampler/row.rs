@@ -73,24 +73,23 @@ impl SampleRow {
         self.temperature < GREEDY_BELOW || self.top_k == 1
     }
 
-    /// Whether a penalty is on, so that `output_counts` is read.
-    pub fn counts_output(&self) -> bool {
-        let on = |value: f32, off: f32| (value - off).abs() > 0.0;
-        self.repeats() || on(self.presence_penalty, 0.0) || on(self.frequency_penalty, 0.0)
-    }
-
     /// Whether the repetition penalty is on, so that `prompt_ids` is read.
     pub fn repeats(&self) -> bool {
         (self.repetition_penalty - 1.0).abs() > 0.0
     }
 
-    /// What the bytes of a call depend on: places for biased ids and for ids of prompt and output, each a multiple of
-    /// [`LIST_STEP`], and the alternatives reported.
-    pub fn list_lengths(&self) -> [usize; 3] {
+    /// Whether the tokens of the output change how the next is drawn, so that `output_counts` is read.
+    pub fn penalises(&self) -> bool {
+        let on = |value: f32| value.abs() > 0.0;
+        self.repeats() || on(self.presence_penalty) || on(self.frequency_penalty)
+    }
+
+    /// Places this row takes in the list of lanes changed before the draw, a multiple of [`LIST_STEP`] and an upper
+    /// bound of their number. With `logprobs` and the logits' shape it decides the bytes of a call.
+    pub fn edits(&self) -> usize {
         let prompt = if self.repeats() { self.prompt_ids.len() } else { 0 };
-        let output = if self.counts_output() { self.output_counts.len() } else { 0 };
-        let seen = (prompt + output).next_multiple_of(LIST_STEP);
-        [self.bias.len().next_multiple_of(LIST_STEP), seen, self.logprobs as usize]
+        let output = if self.penalises() { self.output_counts.len() } else { 0 };
+        (self.bias.len() + prompt + output).next_multiple_of(LIST_STEP)
     }
 
     /// Refuses parameters out of range as [`Error::Request`] with the parameter's API name, the value and the range;

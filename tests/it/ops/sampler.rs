@@ -7,17 +7,17 @@ mod edges;
 mod logprobs;
 
 use highwater::num::DType;
-use highwater::ops::sampler::{self, Choice, SampleRow};
+use highwater::ops::sampler::{self, SampleRow, Token};
 
 use super::kit::Kit;
 
 /// Draws a token for each row of f32 logits `[rows.len(), V]`, every id decodable.
-fn sample(kit: &Kit, logits: &[f32], rows: &[SampleRow]) -> Vec<Option<Choice>> {
+fn sample(kit: &Kit, logits: &[f32], rows: &[SampleRow]) -> Vec<Option<Token>> {
     let vocab = logits.len() / rows.len();
     sample_below(kit, logits, rows, vocab)
 }
 
-fn sample_below(kit: &Kit, logits: &[f32], rows: &[SampleRow], decodable: usize) -> Vec<Option<Choice>> {
+fn sample_below(kit: &Kit, logits: &[f32], rows: &[SampleRow], decodable: usize) -> Vec<Option<Token>> {
     let vocab = logits.len() / rows.len();
     let logits = kit.floats(DType::F32, &[rows.len(), vocab], logits);
     kit.device.begin_step();
@@ -27,7 +27,7 @@ fn sample_below(kit: &Kit, logits: &[f32], rows: &[SampleRow], decodable: usize)
 /// The ids drawn from the same logits by each of `rows`.
 fn ids(kit: &Kit, logits: &[f32], rows: &[SampleRow]) -> Vec<u32> {
     let all: Vec<f32> = rows.iter().flat_map(|_| logits.iter().copied()).collect();
-    sample(kit, &all, rows).into_iter().map(|c| c.unwrap().token).collect()
+    sample(kit, &all, rows).into_iter().map(|c| c.unwrap().id).collect()
 }
 
 /// `row` at steps `0..n` of its request.

@@ -76,7 +76,7 @@ fn penalties_and_bias_are_those_of_dense_arrays_bit_for_bit() {
         changed += usize::from(want != logits);
         let first = |v: &[f32]| (0..vocab).rev().max_by(|&a, &b| v[a].partial_cmp(&v[b]).unwrap()).unwrap() as u32;
         moved += usize::from(first(&want) != first(&logits));
-        let token = sample(&kit, &logits, std::slice::from_ref(&row))[0].as_ref().unwrap().token;
+        let token = sample(&kit, &logits, std::slice::from_ref(&row))[0].as_ref().unwrap().id;
         assert_eq!(token, first(&want), "round {round}");
     }
     assert!(changed > 300 && moved > 100, "the test sees little: {changed} changed, {moved} moved");
@@ -87,7 +87,7 @@ fn penalties_off_read_no_list() {
     // Lists a request always has: with no penalty on they change nothing and take no bytes.
     let row = SampleRow { prompt_ids: (0..50).collect(), output_counts: vec![(3, 9)], ..plain(1) };
     assert!(edits(&row, 50).unwrap().is_empty());
-    assert_eq!(row.list_lengths(), [0, 0, 0]);
+    assert_eq!(row.edits(), 0);
     let presence = SampleRow { presence_penalty: 0.5, ..row.clone() };
     assert_eq!(edits(&presence, 50).unwrap().len(), 1, "presence looks at the output alone");
     let repetition = SampleRow { repetition_penalty: 1.1, ..row };

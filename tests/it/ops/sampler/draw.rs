@@ -236,8 +236,8 @@ fn greedy_rows_of_a_mixed_batch_draw_as_in_an_all_greedy_one() {
         let row = &logits[i * vocab..][..vocab];
         let max = row.iter().copied().fold(f32::MIN, f32::max);
         let first = row.iter().position(|v| *v == max).unwrap() as u32;
-        assert_eq!(mixed[i].as_ref().unwrap().token, first);
-        assert_eq!(greedy[i].as_ref().unwrap().token, first);
+        assert_eq!(mixed[i].as_ref().unwrap().id, first);
+        assert_eq!(greedy[i].as_ref().unwrap().id, first);
         ties += usize::from(row.iter().filter(|v| **v == max).count() > 1);
     }
     assert!(ties > 1, "no ties in the test");

@@ -166,8 +166,8 @@ fn ids_from_the_decodable_count_on_are_never_drawn() {
     {
         for row in steps(&row, 50) {
             let got = sample_below(&kit, &logits, std::slice::from_ref(&row), 300)[0].clone().unwrap();
-            assert!(got.token < 300, "{row:?}");
-            assert!(!row.is_greedy() || got.token == want);
+            assert!(got.id < 300, "{row:?}");
+            assert!(!row.is_greedy() || got.id == want);
         }
     }
     // The same row without the padding: the padding changes neither the token nor its log-probability.
@@ -178,7 +178,7 @@ fn ids_from_the_decodable_count_on_are_never_drawn() {
     }
     // Penalties of padding ids change nothing and do no harm.
     let row = SampleRow { repetition_penalty: 1.5, prompt_ids: vec![310, 319], ..SampleRow::greedy() };
-    assert_eq!(sample_below(&kit, &logits, &[row], 300)[0].as_ref().unwrap().token, want);
+    assert_eq!(sample_below(&kit, &logits, &[row], 300)[0].as_ref().unwrap().id, want);
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn a_row_without_a_finite_lane_is_not_valid_and_spoils_no_other() {
             let tensor = kit.floats(DType::F32, &[3, 4], &logits);
             let got = sampler::sample(&kit.cx(), &tensor, &[row.clone(), row.clone(), row.clone()], 4).unwrap();
             assert_eq!(got.valid.host::<u8>().unwrap(), [1, 0, 1], "{bad:?}");
-            assert_eq!(got.tokens.host::<i32>().unwrap()[1], -1);
+            assert_eq!(got.ids.host::<i32>().unwrap()[1], -1);
             assert!(got.logprobs.host::<f32>().unwrap()[1].is_nan());
             let read = got.read().unwrap();
             assert!(read[0].is_some() && read[1].is_none() && read[2].is_some());
@@ -404,7 +404,7 @@ fn bytes_hang_on_the_list_lengths_alone() {
     let disjoint = [row(0..100, 100..200), row(0..50, 50..60)];
     let grown = [row(0..100, 100..201), row(0..50, 50..61)];
     assert_eq!(bytes(&overlapping), bytes(&disjoint));
-    assert_eq!(overlapping.clone().map(|r| r.list_lengths()), disjoint.clone().map(|r| r.list_lengths()));
+    assert_eq!(overlapping.clone().map(|r| r.edits()), disjoint.clone().map(|r| r.edits()));
     assert_eq!(bytes(&disjoint), bytes(&grown));
     let more = [row(0..100, 100..200 + LIST_STEP as u32), row(0..50, 50..60)];
     assert_eq!(bytes(&more), bytes(&disjoint) + 16 * LIST_STEP as u64);

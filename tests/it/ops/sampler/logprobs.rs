@@ -75,10 +75,10 @@ fn drawn_tokens_report_raw_log_probabilities_whatever_was_done_to_draw_them() {
     let all: Vec<f32> = rows.iter().flat_map(|_| logits.iter().copied()).collect();
     for (row, choice) in rows.iter().zip(sample(&kit, &all, &rows)) {
         let choice = choice.unwrap();
-        assert!(close(choice.logprob, want[choice.token as usize]), "{row:?}: {choice:?}");
+        assert!(close(choice.logprob, want[choice.id as usize]), "{row:?}: {choice:?}");
         assert_eq!(choice.top.iter().map(|t| t.0).collect::<Vec<_>>(), ranked(&logits, 5), "{row:?}");
         assert!(choice.top.iter().all(|&(id, l)| close(l, want[id as usize])));
-        assert!(row.bias.is_empty() || choice.token == 17);
+        assert!(row.bias.is_empty() || choice.id == 17);
     }
 }
 
@@ -95,7 +95,7 @@ fn each_row_reports_as_many_as_it_asked_for() {
     let quiet = sample(&kit, &logits, &vec![SampleRow::greedy(); 4]);
     for (a, b) in got.iter().zip(&quiet) {
         let (a, b) = (a.as_ref().unwrap(), b.as_ref().unwrap());
-        assert!(a.token == b.token && a.logprob.to_bits() == b.logprob.to_bits() && b.top.is_empty());
+        assert!(a.id == b.id && a.logprob.to_bits() == b.logprob.to_bits() && b.top.is_empty());
     }
 }
 
