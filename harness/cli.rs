@@ -191,13 +191,13 @@ pub(crate) struct Budget {
 /// Types of values, and what random weights are made from.
 #[derive(Debug, Args)]
 pub(crate) struct Numerics {
-    /// Activations and matrix arithmetic [default: f32 for `logits`, bf16 elsewhere]
+    /// Type of activations and matrix arithmetic [default: f32 for `logits`, bf16 elsewhere]
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
-    /// Logits
+    /// Type of the logits
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) logits: Dtype,
-    /// Recurrent state
+    /// Type of the recurrent state
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) state: Dtype,
     /// Seed of random weights, of primed depth and of made-up prompts

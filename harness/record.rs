@@ -289,6 +289,14 @@ impl Row {
         self.detail = Some(detail.to_owned());
     }
 
+    /// Marks a row that [`Row::verify`] refused. Samples that are not finite go: JSON has no word for them, and a list with
+    /// nulls could not be read back.
+    pub(crate) fn set_contradiction(&mut self, what: &str) {
+        self.set_status(Status::Error, &format!("the row contradicts itself: {what}"));
+        self.prefill_samples_ms.retain(|ms| ms.is_finite());
+        self.tpot_samples_ms.retain(|ms| ms.is_finite());
+    }
+
     fn set_shortage(&mut self, tag: &str, requested: u64, free: u64) {
         self.oom_tag = Some(tag.to_owned());
         self.oom_requested_bytes = Some(requested);

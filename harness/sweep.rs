@@ -47,7 +47,7 @@ pub(crate) fn run_cells(
             None => run_cell(cell, &mut row, runner),
         }
         if let Err(contradiction) = row.verify() {
-            row.set_status(Status::Error, &format!("the row contradicts itself: {contradiction}"));
+            row.set_contradiction(&contradiction);
         }
         if matches!(row.status, Status::Oom | Status::OomPredicted) {
             not_fitting.push(*cell);
@@ -109,8 +109,10 @@ mod tests {
             }
             let shared = row.run.clone();
             *row = Row { run: shared, depth: cell.depth, ..ok_row(cell.chunk, cell.batch, 64) };
-            if cell.chunk == 5 {
-                row.free_bytes = Some(0);
+            match cell.chunk {
+                5 => row.free_bytes = Some(0),
+                6 => row.tpot_samples_ms[1] = f64::NAN,
+                _ => {}
             }
             Ok(())
         }
@@ -135,13 +137,13 @@ mod tests {
 
     #[test]
     fn every_cell_is_a_row_whatever_happens_to_it() {
-        let (rows, runner, dir) = sweep(&[(1, 1), (2, 1), (3, 1), (5, 1), (8192, 1), (512, 1)], false);
+        let (rows, runner, dir) = sweep(&[(1, 1), (2, 1), (3, 1), (5, 1), (6, 1), (8192, 1), (512, 1)], false);
         let statuses: Vec<&str> = rows.iter().map(|row| row.status.name()).collect();
-        let wanted = ["error", "error", "unsupported", "error", "oom", "ok"];
+        let wanted = ["error", "error", "unsupported", "error", "error", "oom", "ok"];
         assert_eq!(statuses, wanted);
         assert!(rows[0].detail.as_ref().unwrap().contains("index 1 out of range"));
         assert!(rows[3].detail.as_ref().unwrap().contains("contradicts itself"));
-        assert_eq!((runner.discarded, failures(&rows)), (1, 3));
+        assert_eq!((runner.discarded, failures(&rows)), (1, 4));
         assert_eq!(read_jsonl(&dir.path().join("sweep.jsonl")).unwrap().rows, rows);
         assert_eq!(read_csv(&dir.path().join("sweep.csv")).unwrap().len(), rows.len());
         assert!(rows.iter().all(|row| row.run == "r" && row.depth == 7 && row.time.ends_with('Z')));
