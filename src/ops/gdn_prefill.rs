@@ -170,7 +170,7 @@ pub fn chunked(
     let _workspace = cx.workspace(OP, tactic.workspace, |limits| upper_bound(spec, limits, dims))?;
     cx.note(OP, cost(dims, spans, conv.dtype(), state.dtype()));
     match cx.device.arm() {
-        // The CPU arm solves in place of inverting; its scratch is one chunk per thread, on the heap.
+        // The CPU arm solves and does not invert; its heap scratch is a chunk per thread and a slice per (row, head).
         Arm::Cpu(_) => with_elem!(OP, conv.dtype(), E => with_elem!(OP, state.dtype(), S => {
             let states = reference::slots::split::<S>(
                 OP, state.host_mut()?, dims.state_len(), &batch,
