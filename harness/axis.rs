@@ -131,7 +131,7 @@ enum Stride {
 }
 
 /// `first` to `last`, both included where the stride meets them. Never empty, always ends.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Range {
     next: Option<u64>,
     last: u64,
@@ -145,19 +145,19 @@ impl Range {
             (_, Some((first, rest))) => (first, rest, true),
             (Some((first, rest)), None) => (first, rest, false),
             (None, None) => {
-                let value = parse_number(item)?;
+                let value = parse_count(item)?;
                 return Ok(Range { next: Some(value), last: value, stride: Stride::Add(1) });
             }
         };
         let (last, stride) = match rest.find(if colon { &[':'][..] } else { &['+', '*'][..] }) {
             None => (rest, Stride::Add(1)),
             Some(at) => {
-                let number = parse_number(&rest[at + 1..]).with_context(|| format!("the step of `{item}`"))?;
+                let number = parse_count(&rest[at + 1..]).with_context(|| format!("the step of `{item}`"))?;
                 (&rest[..at], if rest[at..].starts_with('*') { Stride::Multiply(number) } else { Stride::Add(number) })
             }
         };
-        let first = parse_number(first).with_context(|| format!("the start of `{item}`"))?;
-        let last = parse_number(last).with_context(|| format!("the end of `{item}`"))?;
+        let first = parse_count(first).with_context(|| format!("the start of `{item}`"))?;
+        let last = parse_count(last).with_context(|| format!("the end of `{item}`"))?;
         ensure!(first <= last, "`{item}` starts at {first}, after its end {last}");
         match stride {
             Stride::Add(0) => bail!("`{item}` has step 0 and would never end"),
@@ -168,7 +168,7 @@ impl Range {
     }
 
     /// An error if the range has more than [`MAX_VALUES`] values. Takes constant time however long the range is.
-    fn check_count(self, item: &str) -> Result<()> {
+    fn check_count(&self, item: &str) -> Result<()> {
         let (Some(first), Stride::Add(step)) = (self.next, self.stride) else {
             return Ok(()); // a factor of 2 or more passes 64 bits within 64 values
         };
@@ -195,8 +195,8 @@ impl Iterator for Range {
     }
 }
 
-/// A whole number with an optional binary suffix.
-fn parse_number(text: &str) -> Result<u64> {
+/// A whole number with an optional binary suffix: `512`, `8k` = 8192, `1m` = 1048576.
+pub(crate) fn parse_count(text: &str) -> Result<u64> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {

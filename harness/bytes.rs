@@ -35,7 +35,7 @@ pub(crate) fn parse(text: &str) -> Result<u64> {
     };
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     ensure!(
-        !(whole.is_empty() && fraction.is_empty()) && !fraction.contains('.'),
+        (!whole.is_empty() || !fraction.is_empty()) && !fraction.contains('.'),
         "`{text}` is not a size; write e.g. 16GiB, 3.5GiB or 17179869184"
     );
     ensure!(number.len() <= 32, "`{text}`: a size has at most 32 digits");

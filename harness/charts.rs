@@ -65,7 +65,7 @@ fn sweep_charts(rows: &[Row]) -> Vec<(String, Chart)> {
     for (subject, own_parts) in subjects.iter().zip(&parts) {
         // The file name holds what tells this subject from the others.
         let varying = (0..own_parts.len()).filter(|at| parts.iter().any(|other| other[*at] != own_parts[*at]));
-        let suffix: String = varying.map(|at| format!("-{}", slug(&own_parts[at]))).collect();
+        let suffix = varying.fold(String::new(), |suffix, at| suffix + "-" + &slug(&own_parts[at]));
         let own: Vec<&Row> = rows.iter().filter(|row| Subject::of(row) == *subject).collect();
         let subtitle = own_parts.iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(", ");
         for (name, chart) in [
@@ -147,7 +147,24 @@ fn series(
         let points = ok.filter_map(|(x, row)| value(row).map(|(y, interval)| Point { x: *x, y, interval })).collect();
         Series { name: name.to_string(), points, oom }
     };
-    places.into_iter().map(of_name).filter(|s| !s.points.is_empty() || !s.oom.is_empty()).collect()
+    let all = places.into_iter().map(of_name).filter(|s| !s.points.is_empty() || !s.oom.is_empty()).collect();
+    merged(all)
+}
+
+/// Equal lines as one under all their names: drawn apart, the last would hide the others.
+fn merged(all: Vec<Series>) -> Vec<Series> {
+    let mut groups: Vec<(Vec<String>, Series)> = Vec::new();
+    for series in all {
+        match groups.iter_mut().find(|(_, drawn)| drawn.points == series.points && drawn.oom == series.oom) {
+            Some((names, _)) => names.push(series.name),
+            None => groups.push((vec![series.name.clone()], series)),
+        }
+    }
+    let name = |names: &[String]| match names {
+        [first, .., last] if names.len() > 3 => format!("{} from {first} to {last}", names.len()),
+        names => names.join(", "),
+    };
+    groups.into_iter().map(|(names, series)| Series { name: name(&names), ..series }).collect()
 }
 
 /// A part of a file name: lower-case letters, digits, `.` and `-`, at most 60 of them.
@@ -205,6 +222,16 @@ mod tests {
         assert!(names.contains(&"transient_by_chunk-rtx-4090-depth-64"), "{names:?}");
         assert!(names.contains(&"transient_by_chunk-host-depth-0"), "{names:?}");
         assert!(charts.iter().all(|(_, chart)| chart.series.iter().all(|s| s.points.len() == 2)));
+    }
+
+    #[test]
+    fn equal_lines_are_one_under_all_their_names() {
+        let mut rows: Vec<Row> = [1, 2, 4, 8, 16].into_iter().map(|batch| ok_row(512, batch, 1 << 20)).collect();
+        rows.push(ok_row(512, 32, 2 << 20));
+        let names =
+            |rows: &[Row]| -> Vec<String> { sweep_charts(rows)[0].1.series.iter().map(|s| s.name.clone()).collect() };
+        assert_eq!(names(&rows), ["5 from 1 to 16", "32"]);
+        assert_eq!(names(&rows[..2]), ["1, 2"]);
     }
 
     #[test]

@@ -78,8 +78,8 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
     Definition {
         term: "oom",
         columns: &["oom_tag", "oom_requested_bytes", "oom_free_bytes", "oom_short_bytes"],
-        text: "the buffer that did not fit, its bytes, the bytes free then, and the difference; oom = it happened, \
-               oom_predicted = planned and not run, oom_skipped_dominated = a cell no larger on any axis did not fit",
+        text: "the buffer that did not fit, its bytes, the bytes free then, and the difference; oom = while the \
+               cell ran (or, on the plan device, was planned), oom_predicted = refused before it ran, oom_skipped_dominated = a cell no larger on any axis did not fit",
     },
     Definition {
         term: "prefill tok/s",
@@ -123,11 +123,8 @@ pub(crate) fn of_terms(terms: &[&str]) -> String {
 }
 
 fn lines(wanted: impl Fn(&Definition) -> bool) -> String {
-    DEFINITIONS
-        .iter()
-        .filter(|definition| wanted(definition))
-        .map(|definition| format!("{}: {}\n", definition.term, definition.text))
-        .collect()
+    let wanted = DEFINITIONS.iter().filter(|definition| wanted(definition));
+    wanted.fold(String::new(), |lines, definition| lines + definition.term + ": " + definition.text + "\n")
 }
 
 #[cfg(test)]

@@ -26,6 +26,11 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
 }
 
 impl Failure {
+    /// A mistake of the command line that was found after it was read.
+    pub(crate) fn usage(error: anyhow::Error) -> Failure {
+        Error::Request { param: "--axis", what: format!("{error:#}") }.into()
+    }
+
     /// Replaces what the user is told to do.
     pub(crate) fn with_help(mut self, help: impl Into<String>) -> Failure {
         self.help = Some(help.into());

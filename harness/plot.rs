@@ -3,8 +3,6 @@
 //! The picture is laid out here in pixels (title, plot, legend beside it), so that no text depends on a font's measured
 //! width: nothing is clipped or overlaps whatever sans-serif the viewer has. What is drawn is `charts`' choice.
 
-use std::fmt::Display;
-
 use anyhow::{Result, anyhow};
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
@@ -20,7 +18,9 @@ const LEGEND_PX: i32 = 190;
 /// Left of the plot: tick labels and the axis' name.
 const LEFT_PX: i32 = 84;
 /// Under the plot.
-const BOTTOM_PX: i32 = 62;
+const BOTTOM_PX: i32 = 64;
+/// Longest subtitle that fits beside the plot's left edge.
+const SUBTITLE_CHARS: usize = 132;
 /// Between the picture's edge and the legend's line.
 const GAP_PX: i32 = 18;
 /// One series' line of marks in the lane of cells that did not fit, and most pixels of the lane.
@@ -125,8 +125,8 @@ impl Chart {
 
     fn draw<B: DrawingBackend>(&self, root: &DrawingArea<B, plotters::coord::Shift>) -> Drawn<B> {
         root.fill(&WHITE)?;
-        text(root, &self.title, (LEFT_PX, 16), 22, &INK, HPos::Left)?;
-        text(root, &self.subtitle, (LEFT_PX, 46), 14, &FAINT, HPos::Left)?;
+        text(root, &self.title, (LEFT_PX, 28), 22, INK)?;
+        text(root, &shortened(&self.subtitle), (LEFT_PX, 54), 14, FAINT)?;
 
         let top = nice_top(
             self.series.iter().flat_map(|s| &s.points).map(|p| p.interval.map_or(p.y, |(_, high)| high.max(p.y))),
@@ -168,10 +168,19 @@ impl Chart {
             .x_label_formatter(&|x| position(x.exp2().round() as u64))
             .y_label_formatter(&|y| tick_text(*y, &y_ticks))
             .label_style(("sans-serif", 13).into_font().color(&INK))
-            .axis_desc_style(("sans-serif", 15).into_font().color(&INK))
-            .x_desc(self.x_label.as_str())
-            .y_desc(self.y_label.as_str())
             .draw()?;
+
+        let middle = (x_pixels.start.midpoint(x_pixels.end), y_pixels.start.midpoint(y_pixels.end));
+        let centred = |size: i32, colour: RGBColor| {
+            let style = ("sans-serif", size).into_font().color(&colour);
+            style.pos(Pos::new(HPos::Center, VPos::Center))
+        };
+        root.draw(&Text::new(self.x_label.as_str(), (middle.0, HEIGHT_PX - 20), centred(15, INK)))?;
+        let upright = centred(15, INK).transform(FontTransform::Rotate270);
+        root.draw(&Text::new(self.y_label.as_str(), (18, middle.1), upright))?;
+        if self.series.iter().all(|s| s.points.is_empty()) {
+            root.draw(&Text::new("nothing fits", middle, centred(16, FAINT)))?;
+        }
 
         let pixel = |x: u64, y: f64| chart.backend_coord(&(log2(x), y));
         let mut lane_row = 0;
@@ -194,16 +203,15 @@ impl Chart {
             if !series.oom.is_empty() {
                 let row = (2 * lane_row + 1) * lane_px / (2 * lane_rows);
                 for x in &series.oom {
-                    cross(root, (pixel(*x, 0.0).0, y_pixels.start + row), &look.colour)?;
+                    cross(root, (pixel(*x, 0.0).0, y_pixels.start + row), look.colour)?;
                 }
                 lane_row += 1;
             }
         }
         if lane_px > 0 {
-            let label = (x_pixels.end + 8, y_pixels.start + lane_px / 2 - 6);
-            text(root, "out of memory", label, 12, &OOM, HPos::Left)?;
+            text(root, "out of memory", (WIDTH_PX - LEGEND_PX, y_pixels.start + lane_px / 2), 14, OOM)?;
         }
-        self.draw_legend(root, y_pixels.start + lane_px + 14)
+        self.draw_legend(root, y_pixels.start + lane_px + 20)
     }
 
     fn draw_legend<B: DrawingBackend>(&self, root: &DrawingArea<B, plotters::coord::Shift>, top: i32) -> Drawn<B> {
@@ -212,17 +220,17 @@ impl Chart {
         let count = self.series.len().max(1) as i32;
         let step = (space / count).clamp(14, 24);
         let shown = self.series.len().min((space / step) as usize);
-        text(root, &self.legend, (left, top), 14, &FAINT, HPos::Left)?;
+        text(root, &self.legend, (left, top), 14, FAINT)?;
         for (at, series) in self.series.iter().take(shown).enumerate() {
             let y = top + 28 + at as i32 * step;
             let look = Look::of(at, self.series.len());
             root.draw(&PathElement::new([(left, y), (left + 30, y)], look.colour.stroke_width(2)))?;
             look.mark(root, (left + 15, y))?;
-            text(root, &series.name, (left + 40, y - 7), 14.min(step - 1), &INK, HPos::Left)?;
+            text(root, &series.name, (left + 40, y), 14.min(step - 1), INK)?;
         }
         if shown < self.series.len() {
             let more = format!("and {} more", self.series.len() - shown);
-            text(root, &more, (left, top + 24 + shown as i32 * step), 13, &FAINT, HPos::Left)?;
+            text(root, &more, (left, top + 28 + shown as i32 * step), 13, FAINT)?;
         }
         Ok(())
     }
@@ -270,23 +278,30 @@ impl Look {
 fn cross<B: DrawingBackend>(
     root: &DrawingArea<B, plotters::coord::Shift>,
     (x, y): (i32, i32),
-    colour: &RGBColor,
+    colour: RGBColor,
 ) -> Drawn<B> {
     root.draw(&PathElement::new([(x - 4, y - 4), (x + 4, y + 4)], colour.stroke_width(2)))?;
     root.draw(&PathElement::new([(x - 4, y + 4), (x + 4, y - 4)], colour.stroke_width(2)))
 }
 
+/// Draws `text` to the right of a point, its middle at the point's height.
 fn text<B: DrawingBackend>(
     root: &DrawingArea<B, plotters::coord::Shift>,
     text: &str,
     at: (i32, i32),
     size: i32,
-    colour: &RGBColor,
-    anchor: HPos,
+    colour: RGBColor,
 ) -> Drawn<B> {
-    let style = ("sans-serif", size).into_font().color(colour).pos(Pos::new(anchor, VPos::Top));
+    let style = ("sans-serif", size).into_font().color(&colour).pos(Pos::new(HPos::Left, VPos::Center));
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     root.draw(&Text::new(text, at, style))
+}
+
+fn shortened(text: &str) -> String {
+    if text.chars().count() <= SUBTITLE_CHARS {
+        return text.to_owned();
+    }
+    text.chars().take(SUBTITLE_CHARS - 1).chain(['\u{2026}']).collect()
 }
 
 fn log2(x: u64) -> f64 {
@@ -295,7 +310,7 @@ fn log2(x: u64) -> f64 {
 
 /// A position as people write it: 8192, 128k.
 fn position(x: u64) -> String {
-    if x >= 100_000 && x % 1024 == 0 { format!("{}k", x / 1024) } else { x.to_string() }
+    if x >= 100_000 && x.is_multiple_of(1024) { format!("{}k", x / 1024) } else { x.to_string() }
 }
 
 /// The positions to label: the last, the first, and those between with room around them.
@@ -337,7 +352,7 @@ fn ticks(top: f64) -> Vec<f64> {
 /// A tick's value with as many decimals as the step between ticks needs.
 fn tick_text(value: f64, ticks: &[f64]) -> String {
     let step = ticks.get(1).copied().unwrap_or(1.0);
-    if step > 0.0 && !(1e-6..1e9).contains(&step) {
+    if value != 0.0 && (step < 1e-5 || ticks.last().is_some_and(|top| *top >= 1e6)) {
         return format!("{value:e}");
     }
     format!("{value:.*}", (-(step * 1.000_001).log10().floor()).max(0.0) as usize)
@@ -351,12 +366,6 @@ fn escape(text: &str) -> String {
         '>' => out + "&gt;",
         c => out + c.encode_utf8(&mut [0; 4]),
     })
-}
-
-impl Display for Chart {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} ({})", self.title, self.subtitle)
-    }
 }
 
 #[cfg(test)]
@@ -444,6 +453,7 @@ mod tests {
             ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
         );
         assert_eq!(tick_text(2000.0, &[0.0, 1000.0]), "2000");
+        assert_eq!([0.0, 5e6].map(|t| tick_text(t, &ticks(25e6))), ["0", "5e6"]);
     }
 
     #[test]

@@ -156,16 +156,14 @@ fn file_hash(path: &Path) -> Option<String> {
 
 /// The words as a shell would read them back; the first by its file name only.
 fn command_line(words: impl Iterator<Item = String>) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@+%*[]".contains(c);
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@+%".contains(c);
     let quote = |(at, word): (usize, String)| {
         let word = match Path::new(&word).file_name() {
             Some(name) if at == 0 => name.to_string_lossy().into_owned(),
             _ => word,
         };
-        match !word.is_empty() && word.chars().all(|c| plain(c) && !"*[]".contains(c)) {
-            true => word,
-            false => format!("'{}'", word.replace('\'', "'\\''")),
-        }
+        let quoted = word.is_empty() || !word.chars().all(plain);
+        if quoted { format!("'{}'", word.replace('\'', "'\\''")) } else { word }
     };
     words.enumerate().map(quote).collect::<Vec<_>>().join(" ")
 }

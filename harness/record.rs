@@ -18,9 +18,9 @@ pub(crate) const METHOD: u32 = 1;
 pub(crate) enum Status {
     /// It ran, and every number below is its own.
     Ok,
-    /// An allocation did not fit while it ran.
+    /// An allocation did not fit while it ran (on the plan device: while it was planned).
     Oom,
-    /// The plan does not fit, so nothing was run.
+    /// The budget does not fit, so nothing was run.
     OomPredicted,
     /// A cell with no larger chunk, batch or depth did not fit, so this one was not tried.
     OomSkippedDominated,
@@ -260,7 +260,7 @@ impl Row {
         self.status = Status::OomPredicted;
         self.detail = Some(budget.to_string());
         self.owners = budget.terms.iter().map(|(tag, bytes)| Owner { tag: tag.clone(), bytes: *bytes }).collect();
-        self.owners.sort_by(|a, b| b.bytes.cmp(&a.bytes));
+        self.owners.sort_by_key(|owner| std::cmp::Reverse(owner.bytes));
         self.slab_bytes = Some(budget.slab);
         let mut free = budget.slab;
         for (term, bytes) in &budget.terms {
@@ -287,6 +287,14 @@ impl Row {
     pub(crate) fn set_status(&mut self, status: Status, detail: &str) {
         self.status = status;
         self.detail = Some(detail.to_owned());
+    }
+
+    /// Marks a row that [`Row::verify`] refused. Samples that are not finite go: JSON has no word for them, and a list with
+    /// nulls could not be read back.
+    pub(crate) fn set_contradiction(&mut self, what: &str) {
+        self.set_status(Status::Error, &format!("the row contradicts itself: {what}"));
+        self.prefill_samples_ms.retain(|ms| ms.is_finite());
+        self.tpot_samples_ms.retain(|ms| ms.is_finite());
     }
 
     fn set_shortage(&mut self, tag: &str, requested: u64, free: u64) {
@@ -323,12 +331,11 @@ impl Row {
                 else {
                     return Err(format!("status {} does not say what did not fit", self.status.name()));
                 };
-                match self.oom_short_bytes == Some(requested.saturating_sub(free)) {
-                    true => Ok(()),
-                    false => {
-                        Err(format!("{requested} B asked of {free} B free is not {:?} B short", self.oom_short_bytes))
-                    }
+                if self.oom_short_bytes != Some(requested.saturating_sub(free)) {
+                    let short = self.oom_short_bytes;
+                    return Err(format!("{requested} B asked of {free} B free is not {short:?} B short"));
                 }
+                Ok(())
             }
             _ => Ok(()),
         }

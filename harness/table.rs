@@ -123,7 +123,7 @@ pub(crate) fn or_null<T>(value: Option<T>, show: impl Fn(T) -> String) -> String
 /// A number with four significant digits at least, and no more decimals than they need.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
-        v if v == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         v if v >= 1000.0 => format!("{value:.0}"),
         v if v >= 100.0 => format!("{value:.1}"),
         v if v >= 10.0 => format!("{value:.2}"),

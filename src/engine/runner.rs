@@ -15,7 +15,7 @@ use crate::ops::batch::Placement;
 use crate::ops::cost::Metered;
 use crate::ops::sampler::{self, SampleRow};
 use crate::ops::{Batch, Cx, Limits, Meter, Numerics, Span, StepInputs, fill};
-use crate::tensor::{Elem, Tensor};
+use crate::tensor::{Elem as _, Tensor};
 
 /// Rows of logits computed at once where every row of a prompt is wanted.
 pub const LOGIT_BLOCK_ROWS: usize = 64;
@@ -190,7 +190,7 @@ impl Runner {
             return Err(Error::shape("prime", "the pools are not allocated"));
         };
         let cx = Cx { device, numerics: model.numerics(), layer: Layer::Cache, bound: None, meter };
-        let mut put = |dst: &mut Tensor, row: i32, name: &str, at: usize, std: f32| {
+        let put = |dst: &mut Tensor, row: i32, name: &str, at: usize, std: f32| {
             let row = row as usize;
             let first = (at * dst.cols()) as u64;
             fill::normal(&cx, dst, row..row + 1, crate::num::philox::stream_key(seed, name), first, 0.0, std)

@@ -11,7 +11,7 @@ use crate::ops::{Cx, reference, with_elem};
 use crate::tensor::Tensor;
 
 /// The op's name.
-pub const OP: &str = "fill";
+const OP: &str = "fill";
 
 /// A shape every test and bench runs.
 #[derive(Debug, Clone, Copy)]

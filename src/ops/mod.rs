@@ -22,6 +22,7 @@ pub mod reference;
 pub mod rope;
 pub mod rows;
 pub mod sampler;
+pub mod scheme;
 
 pub use batch::{Batch, Span, StepInputs};
 pub use cost::{Cost, Meter};

@@ -7,11 +7,13 @@ use crate::error::{Error, Result};
 use crate::mem::ALIGN_BYTES;
 use crate::num::DType;
 use crate::ops::cost::{Cost, Unit};
-use crate::ops::{Cx, Limits, reference, with_elem};
+use crate::ops::{Cx, Limits, check, reference, with_elem};
 use crate::tensor::Tensor;
 
-/// The op's name.
-pub const OP: &str = "moe";
+const ROUTE: &str = "route";
+/// The name of [`experts`] in tags, costs and errors.
+pub const EXPERTS: &str = "experts";
+const COMBINE: &str = "combine_shared";
 
 /// The workspace of one block of tokens stays under this, however long the step. A smaller one reads the experts'
 /// weights more often: 128 MiB is 3,264 tokens of the 35B-A3B in bf16, so an 8,192-token step reads them three times.
@@ -174,17 +176,17 @@ pub fn route(cx: &Cx, logits: &Tensor, top_k: usize) -> Result<Routing> {
     let (tokens, experts) = (logits.rows(), logits.cols());
     if logits.shape().len() != 2 || tokens == 0 || top_k == 0 || top_k > experts {
         return Err(Error::shape(
-            OP,
+            ROUTE,
             format!("router logits of shape {:?}, top_k {top_k}: must be [T, E] with 1 <= top_k <= E", logits.shape()),
         ));
     }
-    with_elem!(OP, logits.dtype(), T => { let _: Option<T> = None; Ok(()) })?;
-    let mut ids = cx.alloc(OP, "ids", DType::I32, &[tokens, top_k])?;
-    let mut weights = cx.alloc(OP, "weights", DType::F32, &[tokens, top_k])?;
-    cx.note(OP, route_cost(tokens, experts, top_k, logits.dtype()));
+    with_elem!(ROUTE, logits.dtype(), T => { let _: Option<T> = None; Ok(()) })?;
+    let mut ids = cx.alloc(ROUTE, "ids", DType::I32, &[tokens, top_k])?;
+    let mut weights = cx.alloc(ROUTE, "weights", DType::F32, &[tokens, top_k])?;
+    cx.note(ROUTE, route_cost(tokens, experts, top_k, logits.dtype()));
     if let Arm::Cpu(_) = cx.device.arm() {
         let (ids, weights) = (ids.host_mut::<i32>()?, weights.host_mut::<f32>()?);
-        with_elem!(OP, logits.dtype(), L => with_elem!(OP, cx.numerics.activations, A => {
+        with_elem!(ROUTE, logits.dtype(), L => with_elem!(ROUTE, cx.numerics.activations, A => {
             reference::moe::route::<L, A>(logits.host()?, experts, top_k, ids, weights);
             Ok(())
         }))?;
@@ -204,35 +206,34 @@ pub fn experts(cx: &Cx, x: &Tensor, routing: &Routing, w: &Experts, inter: usize
     let slots = w.gate_up.rows();
     let top_k = routing.ids.cols();
     let dims = Dims { hidden, inter, experts: w.slots.len(), top_k };
-    let expect = |what: &str, t: &Tensor, dtype: DType, shape: &[usize]| {
-        if t.shape() == shape && t.dtype() == dtype {
-            return Ok(());
-        }
-        Err(Error::shape(OP, format!("{what} is {} {:?}, must be {dtype} {shape:?}", t.dtype(), t.shape())))
-    };
+    let expect = |what: &str, t: &Tensor, dtype: DType, shape: &[usize]| check::tensor(EXPERTS, what, t, dtype, shape);
     expect("x", x, act, &[tokens, hidden])?;
     expect("routing ids", &routing.ids, DType::I32, &[tokens, top_k])?;
     expect("routing weights", &routing.weights, DType::F32, &[tokens, top_k])?;
     expect("gate_up", &w.gate_up, wtype, &[slots, 2 * inter, hidden])?;
     expect("down", &w.down, wtype, &[slots, hidden, inter])?;
     expect("slots", &w.slots, DType::I32, &[dims.experts])?;
-    if tokens == 0 || top_k == 0 || top_k > dims.experts {
-        return Err(Error::shape(OP, format!("{tokens} tokens to {top_k} of {} experts", dims.experts)));
+    if tokens * hidden * inter * top_k == 0 || top_k > dims.experts {
+        return Err(Error::shape(
+            EXPERTS,
+            format!("{tokens} tokens to {top_k} of {} experts, {hidden} x {inter}; none may be 0", dims.experts),
+        ));
     }
     if act == DType::Bf16 && wtype == DType::F32 {
-        return Err(Error::shape(OP, "bf16 activations need bf16 weights, these are f32".to_owned()));
+        return Err(Error::shape(EXPERTS, "bf16 activations need bf16 weights, these are f32".to_owned()));
     }
     let tactic = tactic(cx.device.spec(), tokens, dims, act);
-    let mut out = cx.activation(OP, "experts", &[tokens, hidden])?;
-    let _workspace = cx.workspace(OP, tactic.workspace, |limits| upper_bound(cx.device.spec(), limits, dims, act))?;
-    cx.note(OP, cost(tokens, dims, act, wtype));
+    let mut out = cx.activation(EXPERTS, "out", &[tokens, hidden])?;
+    let _workspace =
+        cx.workspace(EXPERTS, tactic.workspace, |limits| upper_bound(cx.device.spec(), limits, dims, act))?;
+    cx.note(EXPERTS, cost(tokens, dims, act, wtype));
     if let Arm::Cpu(_) = cx.device.arm() {
         let routed = reference::moe::Routed {
             ids: routing.ids.host()?,
             weights: routing.weights.host()?,
             slots: w.slots.host()?,
         };
-        with_elem!(OP, act, A => with_elem!(OP, wtype, W => {
+        with_elem!(EXPERTS, act, A => with_elem!(EXPERTS, wtype, W => {
             let weights = reference::moe::Weights { gate_up: w.gate_up.host::<W>()?, down: w.down.host()? };
             reference::moe::experts(x.host::<A>()?, routed, weights, dims, tactic.block_tokens, out.host_mut()?)
         }))?;
@@ -245,18 +246,13 @@ pub fn experts(cx: &Cx, x: &Tensor, routing: &Routing, w: &Experts, inter: usize
 pub fn combine_shared(cx: &Cx, out: &mut Tensor, shared: &Tensor, gate: &Tensor) -> Result<()> {
     let act = cx.numerics.activations;
     let (tokens, hidden) = (out.rows(), out.cols());
-    for (what, dtype, shape, want) in [
-        ("out", out.dtype(), out.shape(), [tokens, hidden]),
-        ("shared", shared.dtype(), shared.shape(), [tokens, hidden]),
-        ("gate", gate.dtype(), gate.shape(), [tokens, 1]),
-    ] {
-        if dtype != act || shape != want {
-            return Err(Error::shape(OP, format!("{what} is {dtype} {shape:?}, must be {act} {want:?}")));
-        }
-    }
-    cx.note(OP, combine_cost(tokens, hidden, act));
+    check::matrix(COMBINE, "out", out)?;
+    check::tensor(COMBINE, "out", out, act, &[tokens, hidden])?;
+    check::tensor(COMBINE, "shared", shared, act, &[tokens, hidden])?;
+    check::tensor(COMBINE, "gate", gate, act, &[tokens, 1])?;
+    cx.note(COMBINE, combine_cost(tokens, hidden, act));
     match cx.device.arm() {
-        Arm::Cpu(_) => with_elem!(OP, act, A => {
+        Arm::Cpu(_) => with_elem!(COMBINE, act, A => {
             reference::moe::combine_shared::<A>(out.host_mut()?, shared.host()?, gate.host()?, hidden);
             Ok(())
         }),

@@ -8,7 +8,7 @@ pub mod row;
 
 use std::borrow::Borrow;
 
-pub use row::{MAX_BIASES, MAX_LOGPROBS, SampleRow};
+pub use row::{LIST_STEP, MAX_BIASES, MAX_LOGPROBS, SampleRow};
 
 use crate::device::{Arm, DeviceSpec};
 use crate::error::{Error, Result};
@@ -17,8 +17,8 @@ use crate::ops::cost::{Cost, Unit};
 use crate::ops::{Cx, Limits, reference, with_elem};
 use crate::tensor::Tensor;
 
-/// The op's name.
-pub const OP: &str = "sampler";
+const SAMPLE: &str = "sample";
+const LOGPROBS: &str = "logprobs";
 
 /// Most columns of a row of logits: probability masses are 64-bit integers of at least 40 bits below a row's sum.
 pub const MAX_VOCAB: usize = 1 << 22;
@@ -141,46 +141,51 @@ pub fn tactic(spec: &DeviceSpec, rows: usize) -> Tactic {
     Tactic { splits, workspace }
 }
 
-/// The most workspace of up to `limits.batch` rows: more rows have fewer parts each, so every count is tried.
+/// The most workspace of up to `limits.batch` rows: they have at most [`MAX_SPLITS`] parts each, and together at most
+/// one more than `2 sms` for each row (the division rounds up).
 pub fn upper_bound(spec: &DeviceSpec, limits: Limits) -> u64 {
-    (1..=limits.batch).map(|rows| tactic(spec, rows).workspace).max().unwrap_or(0)
+    let rows = limits.batch as u64;
+    let parts = (u64::from(MAX_SPLITS) * rows).min(2 * u64::from(spec.sms) + rows);
+    rows * HISTOGRAM_BYTES + parts * PARTIAL_BYTES
 }
 
 /// The most bytes of edit lists of up to `limits.batch` rows over `vocab` ids. Rows are taken in groups whose edits fit
 /// [`GROUP_EDITS`] together, or alone, so the bound does not grow with batch x context.
 pub fn edits_upper_bound(limits: Limits, vocab: usize) -> u64 {
-    // A row edits each token of its sequence at most once, and its biased ids.
-    let row = (limits.context + MAX_BIASES).min(vocab);
+    // A row has each token of its sequence in one list of distinct ids, or in both.
+    let seen = limits.context.min(2 * vocab);
+    let row = (MAX_BIASES + seen).next_multiple_of(LIST_STEP);
     let group = limits.batch.saturating_mul(row).min(GROUP_EDITS.max(row));
     group as u64 * EDIT_BYTES
 }
 
 /// The cost of sampling `rows` rows: one reading of the logits; a few operations per lane.
 pub fn cost(rows: usize, vocab: usize, dtype: DType) -> Cost {
-    const FLOPS_PER_LANE: u64 = 40;
+    const FLSAMPLES_PER_LANE: u64 = 40;
     let lanes = (rows * vocab) as u64;
     Cost {
-        flops: lanes * FLOPS_PER_LANE,
+        flops: lanes * FLSAMPLES_PER_LANE,
         resident_bytes: 0,
         activation_bytes: lanes * dtype.bytes() + rows as u64 * (PARAM_BYTES + 9),
         unit: Unit::F32,
     }
 }
 
-/// The edits of a row, by rising id, ids below `vocab` only once each.
-fn edits(row: &SampleRow, vocab: usize) -> Result<Vec<Edit>> {
+/// The edits of a row, by rising id, each id once.
+pub fn edits(row: &SampleRow, vocab: usize) -> Result<Vec<Edit>> {
     let mut list: Vec<Edit> = row.bias.iter().map(|&(id, bias)| Edit { id, count: 0, seen: false, bias }).collect();
-    let on = |value: f32, off: f32| (value - off).abs() > 0.0;
-    let repetition = on(row.repetition_penalty, 1.0);
-    if repetition {
+    if row.repeats() {
         list.extend(row.prompt_ids.iter().map(|&id| Edit { id, count: 0, seen: true, bias: 0.0 }));
     }
-    if repetition || on(row.presence_penalty, 0.0) || on(row.frequency_penalty, 0.0) {
+    if row.penalises() {
         let counted = row.output_counts.iter().filter(|(_, count)| *count > 0);
         list.extend(counted.map(|&(id, count)| Edit { id, count, seen: true, bias: 0.0 }));
     }
     if let Some(edit) = list.iter().find(|e| e.id as usize >= vocab) {
-        return Err(Error::shape(OP, format!("token {} of a prompt or output, the vocabulary has {vocab}", edit.id)));
+        return Err(Error::shape(
+            SAMPLE,
+            format!("token {} of a prompt or output, the vocabulary has {vocab}", edit.id),
+        ));
     }
     list.sort_by_key(|e| e.id);
     list.dedup_by(|next, kept| {
@@ -218,32 +223,33 @@ fn largest_group(counts: impl Iterator<Item = usize>) -> usize {
 ///
 /// Parameters out of range are [`Error::Request`] ([`SampleRow::check`]).
 pub fn sample<R: Borrow<SampleRow>>(cx: &Cx, logits: &Tensor, rows: &[R], decodable: usize) -> Result<Sampled> {
-    check_logits(logits, decodable)?;
+    check_logits(SAMPLE, logits, decodable)?;
     let (n, vocab) = (logits.rows(), logits.cols());
     if rows.len() != n {
-        return Err(Error::shape(OP, format!("{n} rows of logits, {} rows of parameters", rows.len())));
+        return Err(Error::shape(SAMPLE, format!("{n} rows of logits, {} rows of parameters", rows.len())));
     }
     let mut lists = Vec::with_capacity(n);
     for row in rows {
         row.borrow().check(decodable)?;
         lists.push(edits(row.borrow(), vocab)?);
     }
-    let edit_bytes = largest_group(lists.iter().map(Vec::len)) as u64 * EDIT_BYTES;
+    let places = largest_group(rows.iter().map(|r| r.borrow().edits()));
+    let edit_bytes = places as u64 * EDIT_BYTES;
     let edit_bytes = cx.bound.map_or(edit_bytes, |limits| edits_upper_bound(limits, vocab).max(edit_bytes));
     let asked = rows.iter().map(|r| r.borrow().logprobs as usize).max().unwrap_or(0);
     let asked = if cx.bound.is_some() { MAX_LOGPROBS } else { asked };
 
-    let mut tokens = cx.alloc(OP, "tokens", DType::I32, &[n])?;
-    let mut valid = cx.alloc(OP, "valid", DType::U8, &[n])?;
-    let mut logprobs = cx.alloc(OP, "logprobs", DType::F32, &[n])?;
-    let mut top = TopLogprobs::alloc(cx, n, asked)?;
-    let _params = cx.alloc(OP, "params", DType::U8, &[n, PARAM_BYTES as usize])?;
-    let _edits = (edit_bytes > 0).then(|| cx.alloc(OP, "edits", DType::U8, &[edit_bytes as usize])).transpose()?;
+    let mut tokens = cx.alloc(SAMPLE, "tokens", DType::I32, &[n])?;
+    let mut valid = cx.alloc(SAMPLE, "valid", DType::U8, &[n])?;
+    let mut logprobs = cx.alloc(SAMPLE, "logprobs", DType::F32, &[n])?;
+    let mut top = TopLogprobs::alloc(cx, SAMPLE, n, asked)?;
+    let _params = cx.alloc(SAMPLE, "params", DType::U8, &[n, PARAM_BYTES as usize])?;
+    let _edits = (edit_bytes > 0).then(|| cx.alloc(SAMPLE, "edits", DType::U8, &[edit_bytes as usize])).transpose()?;
     let spec = cx.device.spec();
-    let _workspace = cx.workspace(OP, tactic(spec, n).workspace, |limits| upper_bound(spec, limits))?;
-    cx.note(OP, cost(n, vocab, logits.dtype()));
+    let _workspace = cx.workspace(SAMPLE, tactic(spec, n).workspace, |limits| upper_bound(spec, limits))?;
+    cx.note(SAMPLE, cost(n, vocab, logits.dtype()));
     if let Arm::Cpu(_) = cx.device.arm() {
-        let drawn: Vec<_> = with_elem!(OP, logits.dtype(), L => {
+        let drawn: Vec<_> = with_elem!(SAMPLE, logits.dtype(), L => {
             let params: Vec<&SampleRow> = rows.iter().map(Borrow::borrow).collect();
             Ok(reference::sampler::sample::<L>(logits.host()?, vocab, decodable, &params, &lists))
         })?;
@@ -262,27 +268,27 @@ pub fn sample<R: Borrow<SampleRow>>(cx: &Cx, logits: &Tensor, rows: &[R], decoda
 /// Log-softmax of the raw logits `[n, V]` (f32 or bf16) at `targets` (i32 `[n]`), and the `top_n` most likely tokens.
 /// The distribution is over the finite lanes of the decodable ids. A target outside 0..V is an error that names it.
 pub fn logprobs(cx: &Cx, logits: &Tensor, targets: &Tensor, top_n: usize, decodable: usize) -> Result<Logprobs> {
-    check_logits(logits, decodable)?;
+    check_logits(LOGPROBS, logits, decodable)?;
     let (n, vocab) = (logits.rows(), logits.cols());
     if targets.shape() != [n] || targets.dtype() != DType::I32 {
         return Err(Error::shape(
-            OP,
+            LOGPROBS,
             format!("targets are {} {:?}, must be i32 [{n}]", targets.dtype(), targets.shape()),
         ));
     }
     if top_n > MAX_LOGPROBS {
-        return Err(Error::shape(OP, format!("{top_n} most likely tokens, at most {MAX_LOGPROBS}")));
+        return Err(Error::shape(LOGPROBS, format!("{top_n} most likely tokens, at most {MAX_LOGPROBS}")));
     }
-    let mut out = cx.alloc(OP, "logprobs", DType::F32, &[n])?;
-    let mut valid = cx.alloc(OP, "valid", DType::U8, &[n])?;
-    let mut top = TopLogprobs::alloc(cx, n, if cx.bound.is_some() { MAX_LOGPROBS } else { top_n })?;
-    cx.note(OP, cost(n, vocab, logits.dtype()));
+    let mut out = cx.alloc(LOGPROBS, "targets", DType::F32, &[n])?;
+    let mut valid = cx.alloc(LOGPROBS, "valid", DType::U8, &[n])?;
+    let mut top = TopLogprobs::alloc(cx, LOGPROBS, n, if cx.bound.is_some() { MAX_LOGPROBS } else { top_n })?;
+    cx.note(LOGPROBS, cost(n, vocab, logits.dtype()));
     if let Arm::Cpu(_) = cx.device.arm() {
         let targets = targets.host::<i32>()?;
         if let Some((i, t)) = targets.iter().enumerate().find(|(_, t)| **t < 0 || **t as usize >= vocab) {
-            return Err(Error::shape(OP, format!("target {t} of row {i}, the vocabulary has {vocab}")));
+            return Err(Error::shape(LOGPROBS, format!("target {t} of row {i}, the vocabulary has {vocab}")));
         }
-        let rows = with_elem!(OP, logits.dtype(), L => {
+        let rows = with_elem!(LOGPROBS, logits.dtype(), L => {
             Ok(reference::sampler::logprobs::<L>(logits.host()?, vocab, decodable, targets, top_n))
         })?;
         for (i, row) in rows.iter().enumerate() {
@@ -296,24 +302,24 @@ pub fn logprobs(cx: &Cx, logits: &Tensor, targets: &Tensor, top_n: usize, decoda
     Ok(Logprobs { targets: out, valid, top })
 }
 
-fn check_logits(logits: &Tensor, decodable: usize) -> Result<()> {
+fn check_logits(op: &'static str, logits: &Tensor, decodable: usize) -> Result<()> {
     let (shape, vocab) = (logits.shape(), logits.cols());
     if shape.len() != 2 || logits.is_empty() || vocab > MAX_VOCAB {
-        return Err(Error::shape(OP, format!("logits of shape {shape:?}, must be [n, V], V at most {MAX_VOCAB}")));
+        return Err(Error::shape(op, format!("logits of shape {shape:?}, must be [n, V], V at most {MAX_VOCAB}")));
     }
     if decodable == 0 || decodable > vocab {
-        return Err(Error::shape(OP, format!("{decodable} decodable ids, must be 1 to the {vocab} columns of logits")));
+        return Err(Error::shape(op, format!("{decodable} decodable ids, must be 1 to the {vocab} columns of logits")));
     }
-    with_elem!(OP, logits.dtype(), T => { let _: Option<T> = None; Ok(()) })
+    with_elem!(op, logits.dtype(), T => { let _: Option<T> = None; Ok(()) })
 }
 
 impl TopLogprobs {
-    fn alloc(cx: &Cx, rows: usize, per_row: usize) -> Result<Option<TopLogprobs>> {
+    fn alloc(cx: &Cx, op: &'static str, rows: usize, per_row: usize) -> Result<Option<TopLogprobs>> {
         if per_row == 0 {
             return Ok(None);
         }
-        let ids = cx.alloc(OP, "top_ids", DType::I32, &[rows, per_row])?;
-        let logprobs = cx.alloc(OP, "top_logprobs", DType::F32, &[rows, per_row])?;
+        let ids = cx.alloc(op, "top_ids", DType::I32, &[rows, per_row])?;
+        let logprobs = cx.alloc(op, "top_logprobs", DType::F32, &[rows, per_row])?;
         Ok(Some(TopLogprobs { ids, logprobs }))
     }
 

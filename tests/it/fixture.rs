@@ -91,6 +91,7 @@ pub fn row_distances(got: &[f32], want: &[f32], cols: usize) -> Vec<f64> {
 pub fn options(numerics: Numerics, chunk: usize, batch: usize) -> Options {
     Options {
         numerics,
+        chunk,
         limits: Limits { step_tokens: chunk, batch, context: 512 },
         kv: KvBudget::Tokens(512 * batch as u64),
         policy: Policy::Mixed,

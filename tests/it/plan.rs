@@ -164,6 +164,7 @@ fn nine_b(fault: Option<Fault>, logits: DType, kv_tokens: u64) -> (Source, Optio
     let source = ModelRef::parse("qwen3.5-9b@bf16").unwrap().open(0).unwrap();
     let options = Options {
         numerics: Numerics { logits, ..Numerics::BF16 },
+        chunk: 8192,
         limits: Limits { step_tokens: 8192, batch: 1, context: 32768 },
         kv: KvBudget::Tokens(kv_tokens),
         policy: Policy::Mixed,
@@ -219,7 +220,7 @@ fn the_incident_on_a_24_gb_card_with_the_kv_pool_fixed() {
 fn a_budget_that_is_too_small_names_every_term_and_what_fits() {
     let source = ModelRef::parse("qwen3.5-9b@bf16").unwrap().open(0).unwrap();
     let limits = Limits { step_tokens: 32768, batch: 4, context: 32768 };
-    let slab = 22 << 30;
+    let slab = 20 << 30;
     let err = sizing::size(&card("rtx-4090"), slab, &source, Numerics::BF16, limits, KvBudget::Fill).unwrap_err();
     let Error::Budget(budget) = &err else { panic!("{err}") };
     let names: Vec<&str> = budget.terms.iter().map(|(name, _)| name.as_str()).collect();

@@ -18,7 +18,7 @@ const ROOMS: &[(&str, &[&str])] = &[
 ];
 
 /// Files of `ops` that are no op: the context every op is called with.
-const OPS_WITHOUT_TWIN: &[&str] = &["mod", "batch", "check", "cost", "cx"];
+const OPS_WITHOUT_TWIN: &[&str] = &["mod", "batch", "check", "cost", "cx", "scheme"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 
 use crate::error::{Error, Result};
-use crate::ops::moe::{Dims, OP};
+use crate::ops::moe::{Dims, EXPERTS};
 use crate::tensor::Elem;
 
 /// Weight rows of one task.
@@ -130,7 +130,7 @@ fn group(ids: &[i32], first_token: usize, table: &[i32], slots: usize, top_k: us
         let (t, k) = (p / top_k, p % top_k);
         let Some(pairs) = usize::try_from(id).ok().and_then(|id| of.get_mut(id)) else {
             return Err(Error::shape(
-                OP,
+                EXPERTS,
                 format!("token {} is routed to expert {id}, there are {}", first_token + t, table.len()),
             ));
         };
@@ -141,11 +141,11 @@ fn group(ids: &[i32], first_token: usize, table: &[i32], slots: usize, top_k: us
         match usize::try_from(table[id]) {
             Ok(slot) if slot < slots => groups.push(Group { slot, pairs }),
             Ok(slot) => {
-                return Err(Error::shape(OP, format!("expert {id} is in slot {slot}, the weights have {slots}")));
+                return Err(Error::shape(EXPERTS, format!("expert {id} is in slot {slot}, the weights have {slots}")));
             }
             Err(_) => {
                 return Err(Error::shape(
-                    OP,
+                    EXPERTS,
                     format!(
                         "token {} is routed to expert {id}, which is absent (slot {}); load it first",
                         first_token + pairs[0].0,

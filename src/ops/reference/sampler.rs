@@ -45,10 +45,11 @@ pub struct RowLogprobs {
 
 /// A lane that can still be drawn.
 #[derive(Debug, Clone, Copy)]
-struct Lane {
-    id: u32,
-    /// The logit after bias and penalties.
-    z: f32,
+pub struct Lane {
+    /// The token.
+    pub id: u32,
+    /// Its logit after bias and penalties.
+    pub z: f32,
 }
 
 /// Larger logits first, equal ones by lower id. Logits are finite here.
@@ -173,26 +174,41 @@ fn edited(value: f32, edit: &Edit, row: &SampleRow) -> f32 {
     z.clamp(f32::MIN, f32::MAX)
 }
 
-/// The token of a row, or `None` without a finite lane.
-fn draw(raw: &Raw, row: &SampleRow, edits: &[Edit]) -> Option<u32> {
-    let mut z = raw.lanes.clone();
+/// The logits of a row's decodable lanes after bias and penalties; lanes that are not finite stay -inf.
+pub fn processed(raw: &[f32], row: &SampleRow, edits: &[Edit]) -> Vec<f32> {
+    let mut z = raw.to_vec();
     for edit in edits {
         if let Some(v) = z.get_mut(edit.id as usize).filter(|v| v.is_finite()) {
             *v = edited(*v, edit, row);
         }
     }
-    let mut lanes = lanes_of(&z);
-    let best = *lanes.iter().min_by(|a, b| by_rank(a, b))?;
-    if row.is_greedy() {
-        return Some(best.id);
+    z
+}
+
+/// The lane of the largest of the processed logits `z`, the first of equal ones.
+fn largest(z: &[f32]) -> Option<Lane> {
+    let mut best: Option<Lane> = None;
+    for (id, &z) in z.iter().enumerate() {
+        if z.is_finite() && best.is_none_or(|b| z > b.z) {
+            best = Some(Lane { id: id as u32, z });
+        }
     }
-    // One f32 division; an overflow stays the largest number, so that differences below are no NaN.
-    let tempered = |z: f32| (z / row.temperature).clamp(f32::MIN, f32::MAX);
-    let max = tempered(best.z);
+    best
+}
+
+/// One f32 division; an overflow stays the largest number, so that differences of two are no NaN.
+fn tempered(z: f32, temperature: f32) -> f32 {
+    (z / temperature).clamp(f32::MIN, f32::MAX)
+}
+
+/// The lanes of the processed logits `z` that min-p, top-k and top-p leave, in no order. `max` is the largest of `z`.
+pub fn kept(z: &[f32], max: f32, row: &SampleRow) -> Vec<Lane> {
+    let mut lanes = lanes_of(z);
+    let max = tempered(max, row.temperature);
     if row.min_p > 0.0 {
         // p >= min_p * largest p, as logits.
         let least = max + elementary::ln(row.min_p.max(f32::MIN_POSITIVE));
-        lanes.retain(|lane| tempered(lane.z) >= least);
+        lanes.retain(|lane| tempered(lane.z, row.temperature) >= least);
     }
     let k = row.top_k as usize;
     if k > 0 && k < lanes.len() {
@@ -200,20 +216,33 @@ fn draw(raw: &Raw, row: &SampleRow, edits: &[Edit]) -> Option<u32> {
         let kth = kth.z;
         lanes.retain(|lane| lane.z >= kth);
     }
-    let e = |lane: &Lane| elementary::exp(tempered(lane.z) - max);
     if row.top_p < 1.0 {
-        let kept = top_p(&mut lanes, row.top_p, mass_shift(z.len()), e);
-        lanes.truncate(kept);
+        let e = |lane: &Lane| elementary::exp(tempered(lane.z, row.temperature) - max);
+        let count = top_p(&mut lanes, row.top_p, mass_shift(z.len()), e);
+        lanes.truncate(count);
     }
+    lanes
+}
+
+/// The token of a row, or `None` without a finite lane.
+fn draw(raw: &Raw, row: &SampleRow, edits: &[Edit]) -> Option<u32> {
+    let z = processed(&raw.lanes, row, edits);
+    let best = largest(&z)?;
+    if row.is_greedy() {
+        return Some(best.id);
+    }
+    let max = tempered(best.z, row.temperature);
     let key = [row.seed as u32, (row.seed >> 32) as u32];
     let race = |lane: &Lane| {
         let words = philox4x32(key, [lane.id / 2, row.step as u32, (row.step >> 32) as u32, DRAW]);
         let half = 2 * (lane.id as usize % 2);
-        e(lane) / exponential(u64::from(words[half]) << 32 | u64::from(words[half + 1]))
+        let e = elementary::exp(tempered(lane.z, row.temperature) - max);
+        e / exponential(u64::from(words[half]) << 32 | u64::from(words[half + 1]))
     };
+    // The best lane is always among them with e = 1, so a lane of mass 0 never wins.
     let mut winner = (0.0, u32::MAX);
-    for lane in &lanes {
-        let score = race(lane);
+    for lane in kept(&z, best.z, row) {
+        let score = race(&lane);
         if score > winner.0 || (score >= winner.0 && lane.id < winner.1) {
             winner = (score, lane.id);
         }

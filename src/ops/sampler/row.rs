@@ -6,6 +6,8 @@ use crate::error::{Error, Result};
 pub const MAX_BIASES: usize = 1024;
 /// Most alternatives reported for a row.
 pub const MAX_LOGPROBS: usize = 20;
+/// Lists take places in steps of this many, so that a step's bytes change rarely as its outputs grow.
+pub const LIST_STEP: usize = 256;
 /// Temperatures below this are greedy.
 pub const GREEDY_BELOW: f32 = 1e-5;
 
@@ -61,20 +63,33 @@ impl Default for SampleRow {
 }
 
 impl SampleRow {
+    /// The largest logit, nothing else on.
+    pub fn greedy() -> SampleRow {
+        SampleRow::default()
+    }
+
     /// Whether the row takes the largest logit.
     pub fn is_greedy(&self) -> bool {
         self.temperature < GREEDY_BELOW || self.top_k == 1
     }
 
-    /// Whether the tokens of the output change how the next is drawn.
-    pub fn penalises(&self) -> bool {
-        let on = |value: f32, off: f32| (value - off).abs() > 0.0;
-        on(self.repetition_penalty, 1.0) || on(self.presence_penalty, 0.0) || on(self.frequency_penalty, 0.0)
+    /// Whether the repetition penalty is on, so that `prompt_ids` is read.
+    pub fn repeats(&self) -> bool {
+        (self.repetition_penalty - 1.0).abs() > 0.0
     }
 
-    /// An upper bound of the lanes this row changes before the draw.
+    /// Whether the tokens of the output change how the next is drawn, so that `output_counts` is read.
+    pub fn penalises(&self) -> bool {
+        let on = |value: f32| value.abs() > 0.0;
+        self.repeats() || on(self.presence_penalty) || on(self.frequency_penalty)
+    }
+
+    /// Places this row takes in the list of lanes changed before the draw, a multiple of [`LIST_STEP`] and an upper
+    /// bound of their number. With `logprobs` and the logits' shape it decides the bytes of a call.
     pub fn edits(&self) -> usize {
-        self.bias.len() + self.prompt_ids.len() + self.output_counts.len()
+        let prompt = if self.repeats() { self.prompt_ids.len() } else { 0 };
+        let output = if self.penalises() { self.output_counts.len() } else { 0 };
+        (self.bias.len() + prompt + output).next_multiple_of(LIST_STEP)
     }
 
     /// Refuses parameters out of range as [`Error::Request`] with the parameter's API name, the value and the range;
