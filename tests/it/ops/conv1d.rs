@@ -25,8 +25,8 @@ fn column(before: &[f32], rows: &[f32], channels: usize, c: usize) -> Vec<f32> {
     before.iter().copied().chain(rows.iter().skip(c).step_by(channels).copied()).collect()
 }
 
-/// The sum is rounded to bf16 before SiLU, so a sum next to a tie may land one unit (2^-7) away; SiLU's slope is at most
-/// 1.1, and the store rounds once more.
+/// The sum is rounded to bf16 before SiLU, so a sum next to a tie may land one unit (2^-7) away; SiLU's slope is at
+/// most 1.1, and the store rounds once more.
 fn relative_bound(dtype: DType) -> f64 {
     if dtype == DType::Bf16 { 1.1 / 128.0 + 1.0 / 256.0 } else { 1e-6 }
 }

@@ -4,9 +4,13 @@
 mod activation;
 mod conv1d;
 mod delta_rule;
+mod fill;
 mod gdn_decode;
 mod gdn_prefill;
+mod kit;
+mod moe;
 mod norm;
+mod sampler;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -250,9 +254,3 @@ impl Fixture {
         }
     }
 }
-//! The CPU arm of each op against float64, its shape errors, and plan bytes = cpu bytes.
-
-mod fill;
-mod kit;
-mod moe;
-mod sampler;
