@@ -1,1 +1,67 @@
-fn main() {}
+//! The `highwater` binary: a command line over the library's engine, and what it writes.
+//!
+//! `cli` says what can be asked; `axis`, `bytes` and `ids` read its values. `sweep` runs cells and `frontier` bisects;
+//! `record` is a cell's row, `journal` its files, `table` and `charts` (through `plot`) what people look at,
+//! `definitions` what the numbers mean. `stats` summarises samples, `provenance` says where they come from, `progress` how
+//! long it takes. `failure` is how a verb ends when it cannot go on.
+
+mod axis;
+mod bytes;
+mod cell;
+mod charts;
+mod cli;
+mod definitions;
+mod edges;
+mod failure;
+mod frontier;
+mod ids;
+mod journal;
+mod logits_file;
+mod once;
+mod out;
+mod plan;
+mod plot;
+mod progress;
+mod provenance;
+mod record;
+mod run_sweep;
+mod stats;
+mod sweep;
+mod table;
+mod target;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::cli::{Cli, Verb};
+use crate::failure::Failure;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(usage) => {
+            // Help and version are "errors" of code 0 here. Nothing can be done if they cannot be printed.
+            let _ = usage.print();
+            return ExitCode::from(usage.exit_code() as u8);
+        }
+    };
+    match run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            let _ = std::io::stderr().write_all(failure.render().as_bytes());
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<(), Failure> {
+    match &cli.verb {
+        Verb::Sweep(args) => run_sweep::sweep(args),
+        Verb::Plan(args) => plan::plan(args),
+        Verb::Frontier(args) => edges::frontier(args),
+        Verb::Logits(args) => once::logits(args),
+        Verb::Generate(args) => once::generate(args),
+    }
+}

@@ -9,16 +9,37 @@
 //! | quant.rs | the verdict per module on how its weight is stored |
 //! | json.rs | bounded JSON and typed fields |
 //! | header.rs | the header of one safetensors file |
+//! | index.rs | which file holds which tensor |
+//! | names.rs | what a tensor's name means: prefixes and rules to skip |
+//! | tokenizer.rs | how many token ids decode |
+//! | folder.rs | which files of a folder make a checkpoint |
+//! | account.rs | every tensor matched to a parameter, skipped or refused |
+//! | disk.rs | [`Checkpoint`]: open files and positioned reads |
+//! | source.rs | [`Source`]: one parameter into the rows of a tensor, from disk or from a seed |
+//! | model_ref.rs | [`ModelRef`]: what a user may write for a model |
 //!
-//! Imports `error` only. A device, an arena or a kernel has no place here: bytes go into a slice the caller owns.
+//! All but source.rs import `error` only: bytes go into a slice the caller owns.
 
+mod account;
 mod builtin;
 mod config;
+mod disk;
+mod folder;
 mod geometry;
 pub mod header;
+pub mod index;
 mod json;
+mod model_ref;
+mod names;
 mod quant;
+mod source;
+mod tokenizer;
 
+pub use account::{Entry, Skipped};
 pub use builtin::names;
+pub use disk::Checkpoint;
 pub use geometry::{Gate, Gdn, Geometry, Mixer, Mlp, Param, Rope, Yarn};
 pub use header::Dtype;
+pub use model_ref::{ModelRef, Recipe};
+pub use names::SkipRule;
+pub use source::Source;

@@ -2,9 +2,11 @@
 //!
 //! May live here: turning one named parameter into the rows of a tensor. May not: which tensors a model has.
 
+use std::path::Path;
+
 use half::bf16;
 
-use crate::checkpoint::{Checkpoint, Geometry};
+use crate::checkpoint::{Checkpoint, Dtype, Geometry, ModelRef};
 use crate::error::{Error, Result};
 use crate::num::{DType, philox};
 use crate::ops::{Cx, fill};
@@ -47,12 +49,20 @@ fn init_of(name: &str, cols: usize) -> Init {
         (-2.0, 1.0)
     } else if name.ends_with("conv1d.weight") {
         (0.0, 0.5)
-    } else if name == "embed_tokens.weight" {
-        (0.0, 1.0)
     } else {
         (0.0, 1.0 / (cols as f32).sqrt())
     };
     Init { mean, std }
+}
+
+impl ModelRef {
+    /// Opens the checkpoint, or takes the built-in geometry with values drawn from `seed`.
+    pub fn open(self, seed: u64) -> Result<Source> {
+        match self {
+            ModelRef::Folder(folder) => Ok(Source::Disk(Box::new(Checkpoint::open(&folder)?))),
+            ModelRef::Builtin { geometry, .. } => Ok(Source::Seeded { geometry: *geometry, seed }),
+        }
+    }
 }
 
 impl Source {
@@ -68,7 +78,7 @@ impl Source {
     pub fn dtype(&self, name: &str) -> Result<DType> {
         match self {
             Source::Disk(checkpoint) => match checkpoint.entry(name) {
-                Some(entry) => Ok(entry.dtype),
+                Some(entry) => stored(checkpoint, name, entry.dtype),
                 None => Err(missing(checkpoint, name)),
             },
             Source::Seeded { .. } => Ok(DType::Bf16),
@@ -91,17 +101,31 @@ impl Source {
     }
 }
 
+/// The element type of an unquantised parameter.
+fn stored(checkpoint: &Checkpoint, name: &str, dtype: Dtype) -> Result<DType> {
+    match dtype {
+        Dtype::F32 => Ok(DType::F32),
+        Dtype::Bf16 => Ok(DType::Bf16),
+        other => Err(Error::checkpoint(place(checkpoint), format!("{name} is {other}, must be BF16 or F32"))),
+    }
+}
+
+/// What an error names: the folder the files are in.
+fn place(checkpoint: &Checkpoint) -> &Path {
+    checkpoint.files().first().and_then(|f| f.parent()).unwrap_or(Path::new("checkpoint"))
+}
+
 fn missing(checkpoint: &Checkpoint, name: &str) -> Error {
-    Error::checkpoint(checkpoint.dir(), format!("{name} is missing"))
+    Error::checkpoint(place(checkpoint), format!("{name} is missing"))
 }
 
 fn read(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, name: &str) -> Result<()> {
     let entry = checkpoint.entry(name).ok_or_else(|| missing(checkpoint, name))?;
-    let (cols, on_disk) = (dst.cols(), entry.dtype);
+    let (cols, on_disk) = (dst.cols(), stored(checkpoint, name, entry.dtype)?);
     let elements: usize = entry.shape.iter().product();
     if elements != rows * cols {
         return Err(Error::checkpoint(
-            checkpoint.dir(),
+            place(checkpoint),
             format!("{name}: {:?} on disk, {rows} rows of {cols} wanted", entry.shape),
         ));
     }

@@ -1,30 +1,35 @@
 //! The engine: continuous batching of prefill pieces and decodes under a token budget, every step proven to fit before
 //! its first launch.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::checkpoint::Source;
-use crate::device::Device;
+use crate::device::{Arm, Device, DeviceSpec};
 use crate::engine::cache::Free;
 use crate::engine::fault::Fault;
-use crate::engine::request::{Finish, Logits, Record, Request, RequestId, Token};
+use crate::engine::request::{Finish, Logits, Record, Request, RequestId};
 use crate::engine::runner::{PromptRows, Runner, SampledRow, StepPlan, StepResult};
 use crate::engine::schedule::{self, Policy, View};
 use crate::engine::sizing::{self, KvBudget, Sizing};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, mib};
 use crate::mem::Report;
 use crate::model::Probe;
 use crate::ops::batch::Placement;
 use crate::ops::cost::Metered;
 use crate::ops::{Limits, Numerics, Span};
 
+/// Proven step shapes kept before all are forgotten.
+const REMEMBERED_SHAPES: usize = 4096;
+
 /// What an engine is built with.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Options {
     /// The types values are kept in.
     pub numerics: Numerics,
+    /// Prompt rows of a step at most, over all sequences.
+    pub chunk: usize,
     /// The largest step.
     pub limits: Limits,
     /// The KV pool.
@@ -65,7 +70,7 @@ pub struct Engine {
     runner: Runner,
     /// The same on the plan device, where each step runs first; `None` if the engine itself is on the plan device.
     twin: Option<Runner>,
-    proven: HashMap<Shape, bool>,
+    proven: HashSet<Shape>,
     free: Free,
     next_id: u64,
     waiting: VecDeque<Sequence>,
@@ -79,7 +84,7 @@ struct Shape {
     prompts: Vec<(usize, bool)>,
     samples: usize,
     scored: Vec<usize>,
-    lists: Vec<[usize; 3]>,
+    top: u32,
 }
 
 #[derive(Debug)]
@@ -131,6 +136,7 @@ impl Engine {
     ) -> Result<Engine> {
         let slab = device.report().slab;
         let sizing = sizing::size(device.spec(), slab, &source, options.numerics, options.limits, options.kv)?;
+        within_host_memory(device, &sizing)?;
         let mut runner = Runner::load(device, &source, options.numerics, progress)?;
         runner.allocate(options.limits, sizing.pages as usize, sizing.slots as usize)?;
         let twin = if device.has_data() { Some(twin(&runner, &source, options, &sizing)?) } else { None };
@@ -141,7 +147,7 @@ impl Engine {
             source,
             runner,
             twin,
-            proven: HashMap::new(),
+            proven: HashSet::new(),
             free,
             next_id: 0,
             waiting: VecDeque::new(),
@@ -160,6 +166,7 @@ impl Engine {
         }
         let (spec, slab) = (self.runner.device().spec(), self.sizing.slab);
         let sizing = sizing::size(spec, slab, &self.source, options.numerics, options.limits, options.kv)?;
+        within_host_memory(self.runner.device(), &sizing)?;
         self.clear();
         for runner in [Some(&mut self.runner), self.twin.as_mut()].into_iter().flatten() {
             runner.allocate(options.limits, sizing.pages as usize, sizing.slots as usize)?;
@@ -308,7 +315,13 @@ impl Engine {
     fn pick(&mut self) -> Result<(Vec<Part>, usize)> {
         let mut preempted = 0;
         loop {
-            let parts = self.try_pick()?;
+            let newcomers = !self.waiting.is_empty() && self.running.len() < self.options.limits.batch;
+            let prefilling = newcomers || self.running.iter().any(|s| !s.view().decoding);
+            let mut parts = self.try_pick(self.options.policy == Policy::PrefillFirst && prefilling)?;
+            if parts.is_empty() {
+                // Prompts that wait for pages must not hold back the decodes that will free some.
+                parts = self.try_pick(false)?;
+            }
             if !parts.is_empty() || self.running.is_empty() {
                 return Ok((parts, preempted));
             }
@@ -326,21 +339,24 @@ impl Engine {
         }
     }
 
-    fn try_pick(&mut self) -> Result<Vec<Part>> {
+    fn try_pick(&mut self, hold: bool) -> Result<Vec<Part>> {
         let Limits { step_tokens, batch, .. } = self.options.limits;
         let views: Vec<View> = self.running.iter().map(Sequence::view).collect();
         let mut parts = Vec::new();
         let (mut left, mut starved) = (step_tokens, false);
-        for (index, rows) in schedule::schedule(&views, step_tokens, self.options.policy) {
+        let mut chunk = self.options.chunk;
+        for (index, rows) in schedule::schedule(&views, step_tokens, chunk, hold) {
             let sequence = &mut self.running[index];
             if self.free.grow(&mut sequence.pages, sequence.computed + rows) {
                 parts.push(Part { index, rows, decode: views[index].decoding });
                 left -= rows;
+                chunk -= if views[index].decoding { 0 } else { rows };
             } else {
                 starved = true;
             }
         }
         // A newcomer must not take the pages that a running sequence waits for.
+        left = left.min(chunk);
         while left > 0 && !starved && self.running.len() < batch && self.free.slots() > 0 {
             let Some(sequence) = self.waiting.front() else { break };
             // The whole prompt and one token must find room now, so that prompts do not starve each other half-way.
@@ -409,17 +425,21 @@ impl Engine {
             prompts: plan.spans[plan.decodes..].iter().map(|s| (s.len, s.context == 0)).collect(),
             samples: plan.samples.len(),
             scored: plan.prompts.iter().map(|p| p.targets.len()).collect(),
-            lists: plan.samples.iter().map(|s| s.params.list_lengths()).collect(),
+            top: plan.samples.iter().map(|s| s.params.logprobs).max().unwrap_or(0),
         };
-        if self.proven.contains_key(&shape) {
+        // The sampler's lists have any length; steps without them are told apart by their shape.
+        let listed = plan.samples.iter().any(|s| s.params.edits() > 0);
+        if !listed && self.proven.contains(&shape) {
             return Ok(());
         }
         twin.run(plan, self.options.fault, None, None)?;
-        const REMEMBERED_SHAPES: usize = 4096;
+        if listed {
+            return Ok(());
+        }
         if self.proven.len() >= REMEMBERED_SHAPES {
             self.proven.clear();
         }
-        self.proven.insert(shape, true);
+        self.proven.insert(shape);
         Ok(())
     }
 
@@ -454,12 +474,12 @@ impl Engine {
                 }
                 match sampled.next().flatten() {
                     Some(choice) => {
-                        sequence.tokens.push(choice.token);
-                        if sequence.request.sampling.counts_output() {
-                            count(&mut sequence.counts, choice.token);
+                        sequence.tokens.push(choice.id);
+                        if sequence.request.sampling.penalises() {
+                            count(&mut sequence.counts, choice.id);
                         }
-                        let stops = sequence.request.stop.contains(&choice.token)
-                            || (!sequence.request.ignore_eos && eos.contains(&choice.token));
+                        let stops = sequence.request.stop.contains(&choice.id)
+                            || (!sequence.request.ignore_eos && eos.contains(&choice.id));
                         record.finish = if stops {
                             Some(Finish::Stop)
                         } else if sequence.generated() >= sequence.request.max_tokens {
@@ -467,11 +487,10 @@ impl Engine {
                         } else {
                             None
                         };
-                        record.token = Some(Token { id: choice.token, logprob: choice.logprob, top: choice.top });
+                        record.token = Some(choice);
                     }
                     None => {
-                        record.finish =
-                            Some(Finish::Failed(Error::NotFinite { request: sequence.id.0 }.to_string()));
+                        record.finish = Some(Finish::Failed(Error::NotFinite { request: sequence.id.0 }.to_string()));
                     }
                 }
             }
@@ -503,6 +522,19 @@ impl Engine {
             self.cancel(record.request);
         }
     }
+}
+
+/// The cpu slab is reserved lazily, so a card larger than this machine can stand on it; what will be written must fit.
+fn within_host_memory(device: &Device, sizing: &Sizing) -> Result<()> {
+    let Arm::Cpu(_) = device.arm() else { return Ok(()) };
+    let (needed, has) = (sizing.total() - sizing.kv, DeviceSpec::host().total_bytes);
+    if needed <= has {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: format!("{needed} B ({}) on the cpu device of a machine with {has} B ({})", mib(needed), mib(has)),
+        supported: "--device plan needs no memory for values".into(),
+    })
 }
 
 fn twin(runner: &Runner, source: &Source, options: Options, sizing: &Sizing) -> Result<Runner> {

@@ -15,7 +15,7 @@ mod core;
 
 pub use core::{Engine, Options, StepOut};
 pub use fault::Fault;
-pub use request::{Finish, Logits, Record, Request, RequestId, Token};
+pub use request::{Finish, Logits, Record, Request, RequestId};
 pub use runner::{PromptRows, Runner, StepPlan};
 pub use schedule::Policy;
 pub use sizing::{KvBudget, Sizing};

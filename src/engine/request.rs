@@ -1,6 +1,6 @@
 //! What goes into the engine and what comes out of a step.
 
-use crate::ops::sampler::SampleRow;
+use crate::ops::sampler::{SampleRow, Token};
 
 /// A request's number, given by [`crate::engine::Engine::submit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,7 +46,7 @@ impl Request {
             prompt,
             depth: 0,
             max_tokens,
-            sampling: SampleRow::greedy(),
+            sampling: SampleRow::default(),
             stop: Vec::new(),
             ignore_eos: true,
             prompt_logprobs: false,
@@ -58,17 +58,6 @@ impl Request {
     pub(super) fn scores(&self) -> bool {
         self.prompt_logprobs || self.logits == Logits::Prompt
     }
-}
-
-/// One generated token.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Token {
-    /// The id; 0 on the plan device, which has no data.
-    pub id: u32,
-    /// Its log-probability under the raw logits, where asked for.
-    pub logprob: Option<f32>,
-    /// The most probable ids with their log-probabilities, where asked for.
-    pub top: Vec<(u32, f32)>,
 }
 
 /// Why a sequence ended.
@@ -93,7 +82,8 @@ pub struct Record {
     pub prompt_logprobs: Vec<f32>,
     /// Raw logits `[rows, V]` of the rows asked for, in order.
     pub logits: Vec<f32>,
-    /// The token sampled, if the step reached the end of the sequence so far.
+    /// The token sampled, if the step reached the end of the sequence so far; id 0 on the plan device, which has no
+    /// data.
     pub token: Option<Token>,
     /// Set in a request's last record.
     pub finish: Option<Finish>,

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::checkpoint::Source;
 use crate::device::Device;
 use crate::engine::cache;
 use crate::engine::fault::Fault;
@@ -14,8 +15,7 @@ use crate::ops::batch::Placement;
 use crate::ops::cost::Metered;
 use crate::ops::sampler::{self, SampleRow};
 use crate::ops::{Batch, Cx, Limits, Meter, Numerics, Span, StepInputs, fill};
-use crate::checkpoint::Source;
-use crate::tensor::{Elem, Tensor};
+use crate::tensor::{Elem as _, Tensor};
 
 /// Rows of logits computed at once where every row of a prompt is wanted.
 pub const LOGIT_BLOCK_ROWS: usize = 64;
@@ -63,7 +63,7 @@ pub struct StepPlan {
 #[derive(Debug, Default)]
 pub struct StepResult {
     /// One entry per [`StepPlan::samples`]; `None` where the row had no finite logit.
-    pub tokens: Vec<Option<sampler::Choice>>,
+    pub tokens: Vec<Option<sampler::Token>>,
     /// Raw logits of the sampled rows that asked for them, in order.
     pub logits: Vec<Vec<f32>>,
     /// Log-probabilities of each [`StepPlan::prompts`] entry's targets.
@@ -162,8 +162,9 @@ impl Runner {
                 fill::constant(cx, &mut logits, 0..1, f32::NAN)?;
             }
             let params: Vec<&SampleRow> = step.samples.iter().map(|s| &s.params).collect();
-            result.tokens =
-                sampler::sample(&cx.at(Layer::Sampler), &logits, &params, model.geometry().decodable)?;
+            let decodable = model.geometry().decodable;
+            let sampled = sampler::sample(&cx.at(Layer::Sampler), &logits, &params, decodable)?;
+            result.tokens = read(&sampled, params.len(), device.has_data())?;
             for (i, _) in step.samples.iter().enumerate().filter(|(_, s)| s.logits) {
                 if device.has_data() {
                     result.logits.push(host_rows(&logits, i, 1)?);
@@ -189,7 +190,7 @@ impl Runner {
             return Err(Error::shape("prime", "the pools are not allocated"));
         };
         let cx = Cx { device, numerics: model.numerics(), layer: Layer::Cache, bound: None, meter };
-        let mut put = |dst: &mut Tensor, row: i32, name: &str, at: usize, std: f32| {
+        let put = |dst: &mut Tensor, row: i32, name: &str, at: usize, std: f32| {
             let row = row as usize;
             let first = (at * dst.cols()) as u64;
             fill::normal(&cx, dst, row..row + 1, crate::num::philox::stream_key(seed, name), first, 0.0, std)
@@ -217,6 +218,14 @@ impl Runner {
     }
 }
 
+/// The drawn tokens; on the plan device, which draws none, id 0 stands in for each: the engine's one data edge.
+fn read(sampled: &sampler::Sampled, rows: usize, has_data: bool) -> Result<Vec<Option<sampler::Token>>> {
+    if has_data {
+        return sampled.read();
+    }
+    Ok(vec![Some(sampler::Token { id: 0, logprob: 0.0, top: Vec::new() }); rows])
+}
+
 /// Scores rows of a prompt in blocks, so that logits of a long prompt never stand in memory together.
 fn score(cx: &Cx, model: &Model, x: &Tensor, prompt: &PromptRows) -> Result<(Vec<f32>, Vec<f32>)> {
     let (mut logprobs, mut raw) = (Vec::new(), Vec::new());
@@ -226,9 +235,10 @@ fn score(cx: &Cx, model: &Model, x: &Tensor, prompt: &PromptRows) -> Result<(Vec
         let indices = cx.at(Layer::Head).ints("prompt_rows", "indices", &indices)?;
         let logits = model.head(cx, x, &indices, targets.len(), None)?;
         let targets = cx.at(Layer::Sampler).ints("prompt_rows", "targets", targets)?;
-        let scored = sampler::logprobs(&cx.at(Layer::Sampler), &logits, &targets)?;
+        let decodable = model.geometry().decodable;
+        let scored = sampler::logprobs(&cx.at(Layer::Sampler), &logits, &targets, 0, decodable)?;
         if cx.device.has_data() {
-            logprobs.extend_from_slice(scored.host::<f32>()?);
+            logprobs.extend_from_slice(scored.targets.host::<f32>()?);
             if prompt.logits {
                 raw.extend(host_rows(&logits, 0, logits.rows())?);
             }

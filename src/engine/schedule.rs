@@ -2,7 +2,7 @@
 
 /// Length of a GDN chunk, which unfinished pieces of a prompt are aligned to, so that a prompt is cut at the same places
 /// whoever shares the batch.
-pub const CHUNK_TOKENS: usize = crate::ops::gdn_prefill::CHUNK;
+pub const CHUNK_TOKENS: usize = crate::ops::gdn_prefill::CHUNK_TOKENS;
 
 /// Whether decoding goes on while prompts are being prefilled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,12 +39,12 @@ pub fn piece(view: View, budget: usize) -> usize {
     if aligned > done { aligned - done } else { budget }
 }
 
-/// Rows for each running sequence, in its order: (index, rows). Decodes come first and get one row each.
-pub fn schedule(running: &[View], budget: usize, policy: Policy) -> Vec<(usize, usize)> {
+/// Rows for each running sequence: (index, rows). Decodes come first and get one row each; prompts share what is left
+/// of `budget`, at most `chunk` rows together. `hold` leaves the decodes out.
+pub fn schedule(running: &[View], budget: usize, chunk: usize, hold: bool) -> Vec<(usize, usize)> {
     let mut left = budget;
     let mut picks = Vec::with_capacity(running.len());
-    let prefilling = running.iter().any(|v| !v.decoding);
-    if policy == Policy::Mixed || !prefilling {
+    if !hold {
         for (i, _) in running.iter().enumerate().filter(|(_, v)| v.decoding) {
             if left == 0 {
                 break;
@@ -53,6 +53,7 @@ pub fn schedule(running: &[View], budget: usize, policy: Policy) -> Vec<(usize, 
             left -= 1;
         }
     }
+    left = left.min(chunk);
     for (i, view) in running.iter().enumerate().filter(|(_, v)| !v.decoding) {
         if left == 0 {
             break;
@@ -78,7 +79,7 @@ mod tests {
 
     #[test]
     fn decodes_go_first_and_prompts_share_the_rest() {
-        let picks = schedule(&[prompt(0, 300), decode(9), prompt(0, 10)], 200, Policy::Mixed);
+        let picks = schedule(&[prompt(0, 300), decode(9), prompt(0, 10)], 200, 200, false);
         assert_eq!(picks, [(1, 1), (0, 192), (2, 7)]);
     }
 
@@ -93,15 +94,20 @@ mod tests {
     }
 
     #[test]
-    fn prefill_first_holds_decodes_back() {
-        assert_eq!(schedule(&[decode(9), prompt(0, 10)], 64, Policy::PrefillFirst), [(1, 10)]);
-        assert_eq!(schedule(&[decode(9), decode(7)], 64, Policy::PrefillFirst), [(0, 1), (1, 1)]);
+    fn prompts_never_take_more_than_the_chunk() {
+        assert_eq!(schedule(&[decode(9), prompt(0, 500), prompt(0, 9)], 512, 64, false), [(0, 1), (1, 64)]);
+    }
+
+    #[test]
+    fn decodes_can_be_held_back() {
+        assert_eq!(schedule(&[decode(9), prompt(0, 10)], 64, 64, true), [(1, 10)]);
+        assert_eq!(schedule(&[decode(9), decode(7)], 64, 64, false), [(0, 1), (1, 1)]);
     }
 
     #[test]
     fn the_budget_is_never_exceeded() {
         for budget in 1..200 {
-            let rows: usize = schedule(&[prompt(0, 70), decode(5), prompt(64, 500), decode(2)], budget, Policy::Mixed)
+            let rows: usize = schedule(&[prompt(0, 70), decode(5), prompt(64, 500), decode(2)], budget, budget, false)
                 .iter()
                 .map(|(_, n)| n)
                 .sum();

@@ -24,7 +24,7 @@ const ENDLESS_BYTES: u64 = 1 << 60;
 pub enum KvBudget {
     /// Room for so many tokens, so that a change elsewhere cannot hide in it.
     Tokens(u64),
-    /// What everything else leaves.
+    /// What everything else leaves, at most what all sequences can use.
     Fill,
 }
 
@@ -83,7 +83,7 @@ fn step(limits: Limits, decodes: usize, prompts: &[(usize, usize)], score: bool)
         let pages = vec![cache::PADDING; (context + len).div_ceil(PAGE_TOKENS)];
         plan.places.push(Placement { slot_in: 1, slot_out: 1, pages });
         start += len;
-        plan.samples.push(SampledRow { row: start as i32 - 1, params: SampleRow::greedy(), logits: false });
+        plan.samples.push(SampledRow { row: start as i32 - 1, params: SampleRow::default(), logits: false });
     }
     plan.tokens = vec![0; start];
     if score {
@@ -105,8 +105,7 @@ pub fn corners(limits: Limits) -> Vec<(&'static str, StepPlan)> {
     // As many sequences as fit, each as short as they can be with the whole budget used.
     let many = decodes;
     let (each, longer) = (step_tokens / many, step_tokens % many);
-    let short: Vec<(usize, usize)> =
-        (0..many).map(|i| ((each + usize::from(i < longer)).min(context), 0)).collect();
+    let short: Vec<(usize, usize)> = (0..many).map(|i| ((each + usize::from(i < longer)).min(context), 0)).collect();
     list.push(("many short prompts", step(limits, 0, &short, false)));
     list.push(("many one-token prompts", step(limits, 0, &vec![(1, 0); many], false)));
     if context > 1 {
@@ -191,9 +190,12 @@ fn divide(endless: &mut Runner, slab: u64, limits: Limits, kv: KvBudget) -> Resu
         KvBudget::Tokens(tokens) => cache::pages_for(tokens),
         KvBudget::Fill => {
             let rest = slab.saturating_sub(weights + state + inputs + arena);
-            let page = cache::state_bytes(&decls, StateScope::PerToken, 1).max(1);
             // Padding is per tensor, so whole pages may fit a few more than this; the pool is filled to within one page.
-            (rest / page).max(1)
+            let page = cache::state_bytes(&decls, StateScope::PerToken, 1);
+            let left = rest.checked_div(page).unwrap_or(u64::MAX);
+            // More than every sequence at its full context is never used.
+            let usable = limits.batch as u64 * cache::pages_for(limits.context as u64);
+            left.clamp(1, usable)
         }
     };
     let kv = cache::state_bytes(&decls, StateScope::PerToken, pages);

@@ -141,3 +141,9 @@ impl Tags {
         &self.tags
     }
 }
+
+impl Serialize for Layer {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}

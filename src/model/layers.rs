@@ -7,7 +7,9 @@ use crate::model::weights::{
     AttentionWeights, DenseWeights, GdnWeights, LayerWeights, MixerWeights, MlpWeights, Model, MoeWeights,
 };
 use crate::ops::kv_write::KvPages;
-use crate::ops::{Batch, Cx, activation, attention, conv1d, gdn_decode, gdn_prefill, kv_write, linear, moe, norm, rope};
+use crate::ops::{
+    Batch, Cx, activation, attention, conv1d, gdn_decode, gdn_prefill, kv_write, linear, moe, norm, rope,
+};
 use crate::tensor::Tensor;
 
 impl Model {
@@ -46,12 +48,12 @@ impl Model {
         let qkvz = linear::linear(cx, x.view(), &w.qkvz, "qkvz")?;
         let ba = linear::linear(cx, x.view(), &w.ba, "ba")?;
         drop(x);
-        let conv = conv1d::causal(cx, qkvz.columns(0, channels), &w.conv, conv_state, batch)?;
+        let conv = conv1d::causal(cx, qkvz.columns(0, channels), &w.conv, conv_state, *batch)?;
         let gates = activation::gdn_gates(cx, &ba, &w.a_log, &w.dt_bias)?;
         drop(ba);
         let mut out = cx.activation("gdn", "out", &[conv.rows(), values])?;
-        gdn_prefill::chunked(cx, &conv, &gates, recurrent, self.gdn_dims(), batch, &mut out)?;
-        gdn_decode::recurrent(cx, &conv, &gates, recurrent, self.gdn_dims(), batch, &mut out)?;
+        gdn_prefill::chunked(cx, &conv, &gates, recurrent, self.gdn_dims(), *batch, &mut out)?;
+        gdn_decode::recurrent(cx, &conv, &gates, recurrent, self.gdn_dims(), *batch, &mut out)?;
         drop(conv);
         drop(gates);
         let y = norm::gated(cx, &out, qkvz.columns(channels, values), &w.norm, *eps, self.gate())?;

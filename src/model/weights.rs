@@ -144,12 +144,7 @@ impl Model {
 
     pub(super) fn gdn_dims(&self) -> GdnDims {
         let g = &self.geometry.gdn;
-        GdnDims {
-            key_heads: g.key_heads,
-            value_heads: g.value_heads,
-            key_dim: g.key_dim,
-            value_dim: g.value_dim,
-        }
+        GdnDims { key_heads: g.key_heads, value_heads: g.value_heads, key_dim: g.key_dim, value_dim: g.value_dim }
     }
 
     pub(super) fn gate(&self) -> norm::Gate {

@@ -4,6 +4,7 @@
 //! May not: buffers, devices, anything that allocates.
 
 pub mod dtype;
+pub mod elementary;
 pub mod philox;
 
 pub use dtype::DType;

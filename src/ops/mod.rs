@@ -11,14 +11,18 @@ mod check;
 pub mod conv1d;
 pub mod cost;
 pub mod cx;
+pub mod fill;
 pub mod gdn_decode;
 pub mod gdn_prefill;
 pub mod kv_write;
 pub mod linear;
+pub mod moe;
 pub mod norm;
 pub mod reference;
 pub mod rope;
 pub mod rows;
+pub mod sampler;
+pub mod scheme;
 
 pub use batch::{Batch, Span, StepInputs};
 pub use cost::{Cost, Meter};

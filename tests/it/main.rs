@@ -1,1 +1,10 @@
+//! The one test binary: a module per area.
+
 mod checkpoint;
+mod engine;
+mod fixture;
+mod golden;
+mod harness;
+mod ops;
+mod plan;
+mod tidy;

@@ -3,12 +3,15 @@
 pub mod activation;
 pub mod attention;
 pub mod conv1d;
+pub mod fill;
 pub mod gdn_decode;
 pub mod gdn_prefill;
 pub mod kv_write;
 mod lanes;
 pub mod linear;
+pub mod moe;
 pub mod norm;
 pub mod rope;
 pub mod rows;
+pub mod sampler;
 pub mod slots;

@@ -1,0 +1,36 @@
+//! The CPU arm of `gdn_prefill`: operations per second (one element is one operation of `cost`) on its tests' shapes.
+
+mod support;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use highwater::num::DType;
+use highwater::ops::activation::Gates;
+use highwater::ops::gdn_prefill::{cases, chunked, cost};
+use support::Rig;
+
+fn bench(c: &mut Criterion) {
+    let mut group = c.benchmark_group("gdn_prefill");
+    group.sample_size(10);
+    for case in cases() {
+        let rig = Rig::new(case.dtype, case.state);
+        let (cx, dims) = (rig.cx(), case.dims);
+        let rows = case.spans.iter().map(|s| s.1).sum();
+        let conv = rig.operand(case.dtype, &[rows, dims.channels()], -0.5, 0.5);
+        let gates = Gates {
+            g: rig.operand(DType::F32, &[rows, dims.value_heads], -1.0, -0.01),
+            beta: rig.operand(DType::F32, &[rows, dims.value_heads], 0.0, 1.0),
+        };
+        let slots = [case.spans.len(), dims.value_heads, dims.key_dim, dims.value_dim];
+        let mut state = rig.operand(case.state, &slots, -0.1, 0.1);
+        let mut out = rig.operand(case.dtype, &[rows, dims.out_width()], 0.0, 0.0);
+        let step = rig.step(&case.spans, 0);
+        group.throughput(Throughput::Elements(cost(dims, step.batch().spans, case.dtype, case.state).flops));
+        group.bench_function(BenchmarkId::from_parameter(case.name), |b| {
+            b.iter(|| chunked(&cx, &conv, &gates, &mut state, dims, step.batch(), &mut out).expect("a step"));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, bench);
+criterion_main!(benches);

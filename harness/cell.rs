@@ -1,0 +1,293 @@
+//! What a sweep cell does: a closed batch of equal requests, prefilled in chunks, then decoded together.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use highwater::checkpoint::Source;
+use highwater::device::Rates;
+use highwater::engine::{Engine, KvBudget, Options, Policy, Request, RequestId, StepOut};
+use highwater::error::{Error, Result};
+use highwater::mem::Report;
+use highwater::num::philox;
+use highwater::ops::Limits;
+use highwater::ops::batch::PAGE_TOKENS;
+use highwater::ops::cost::step_floor_seconds;
+
+use crate::axis::Cell;
+use crate::progress::Progress;
+use crate::record::{Owner, Row};
+use crate::stats::Summary;
+use crate::sweep::Runner;
+use crate::target::{Kind, Model, Place, Values};
+
+/// Timed repetitions of a cell after one that is not timed.
+const REPETITIONS: usize = 3;
+/// No further repetition begins after this long.
+const CELL_SECONDS: f64 = 10.0;
+
+/// What every cell of a sweep shares.
+#[derive(Debug, Clone)]
+pub(crate) struct Workload {
+    /// Prompt tokens after the depth; the cell's chunk if `None`.
+    pub(crate) prompt: Option<u64>,
+    /// Tokens each sequence generates.
+    pub(crate) output: u64,
+    /// Tokens of the KV pool; what the cell needs if `None`.
+    pub(crate) kv_tokens: Option<u64>,
+    /// Tokens a sequence may hold; depth, prompt and output if `None`.
+    pub(crate) context: Option<u64>,
+}
+
+/// Runs cells on one engine, which keeps its parameters between them.
+pub(crate) struct EngineRunner {
+    model: Model,
+    place: Place,
+    values: Values,
+    /// May be changed between cells.
+    pub(crate) workload: Workload,
+    engine: Option<Engine>,
+}
+
+/// One repetition's numbers.
+#[derive(Debug, Default)]
+struct Pass {
+    prefill: Duration,
+    prefill_floor: f64,
+    prefill_steps: u64,
+    decode_steps: u64,
+    decode_ms: Vec<f64>,
+    decode_floors: Vec<f64>,
+    first_token_ms: Vec<f64>,
+    prefill_peak: u64,
+    decode_peak: u64,
+    peak: Option<Report>,
+    tokens: HashMap<RequestId, Vec<u32>>,
+}
+
+impl EngineRunner {
+    /// Nothing is loaded before the first cell.
+    pub(crate) fn new(model: Model, place: Place, values: Values, workload: Workload) -> EngineRunner {
+        EngineRunner { model, place, values, workload, engine: None }
+    }
+
+    fn options(&self, cell: &Cell, context: u64) -> Options {
+        let per_sequence = context.div_ceil(PAGE_TOKENS as u64) * PAGE_TOKENS as u64;
+        let kv_tokens = self.workload.kv_tokens.unwrap_or(cell.batch.saturating_mul(per_sequence));
+        Options {
+            numerics: self.values.numerics,
+            chunk: cell.chunk as usize,
+            limits: Limits {
+                // A decode step has a row for each sequence, however small the chunk.
+                step_tokens: cell.chunk.max(cell.batch) as usize,
+                batch: cell.batch as usize,
+                context: context as usize,
+            },
+            kv: KvBudget::Tokens(kv_tokens),
+            policy: Policy::PrefillFirst,
+            seed: self.model.seed,
+            fault: self.values.fault,
+        }
+    }
+
+    /// The engine with this cell's pools, loaded if there is none.
+    fn engine(&mut self, options: Options) -> Result<&mut Engine> {
+        match &mut self.engine {
+            Some(engine) => engine.resize(options)?,
+            None => {
+                let bar = Progress::bytes(0);
+                bar.doing("loading");
+                let mut shown = 0;
+                let loaded = Engine::load(&self.place.device()?, self.model.open()?, options, &mut |done, total| {
+                    bar.length(total);
+                    bar.advance(done.saturating_sub(shown));
+                    shown = done;
+                });
+                bar.finish();
+                self.engine = Some(loaded?);
+            }
+        }
+        match &mut self.engine {
+            Some(engine) => Ok(engine),
+            None => unreachable!("loaded above"),
+        }
+    }
+}
+
+impl Runner for EngineRunner {
+    fn run(&mut self, cell: &Cell, row: &mut Row) -> Result<(), Error> {
+        let prompt = self.workload.prompt.unwrap_or(cell.chunk);
+        let context = cell.depth.saturating_add(prompt).saturating_add(self.workload.output);
+        row.prompt = Some(prompt);
+        row.output = Some(self.workload.output);
+        row.context = Some(context);
+        row.depth_primed = Some(cell.depth > 0);
+        let options = self.options(cell, self.workload.context.unwrap_or(context));
+        let (timed, seed, rates, output) =
+            (self.place.kind != Kind::Plan, self.model.seed, self.place.spec.rates, self.workload.output as usize);
+        let engine = self.engine(options)?;
+        row.kv_tokens = Some(engine.sizing().kv_tokens);
+        row.weights_bytes = Some(engine.sizing().weights);
+        row.kv_bytes = Some(engine.sizing().kv);
+        row.state_bytes = Some(engine.sizing().state);
+        row.inputs_bytes = Some(engine.sizing().inputs);
+
+        let work = Work { prompt: prompt as usize, depth: cell.depth as usize, output, batch: cell.batch, seed };
+        let begun = Instant::now();
+        let mut passes = vec![pass(engine, &work, &rates)?];
+        if timed {
+            // The first pass touched the memory and warmed the caches; it stays only if there is time for no other.
+            for _ in 0..REPETITIONS {
+                if begun.elapsed().as_secs_f64() > CELL_SECONDS {
+                    break;
+                }
+                passes.push(pass(engine, &work, &rates)?);
+            }
+            if passes.len() > 1 {
+                passes.remove(0);
+            }
+        }
+        write_memory(row, &passes);
+        write_speed(row, &passes, &work, timed);
+        Ok(())
+    }
+
+    fn discard(&mut self) {
+        self.engine = None;
+    }
+}
+
+/// A cell's requests.
+struct Work {
+    prompt: usize,
+    depth: usize,
+    output: usize,
+    batch: u64,
+    seed: u64,
+}
+
+impl Work {
+    /// The prompt of sequence `i`: seeded ids below `decodable`, different for each sequence.
+    fn ids(&self, i: u64, decodable: usize) -> Vec<u32> {
+        let key = philox::stream_key(self.seed, &format!("prompt.{i}"));
+        (0..self.prompt as u32)
+            .map(|at| (u64::from(philox::philox4x32(key, [at, 0, 0, 0])[0]) * decodable as u64 >> 32) as u32)
+            .collect()
+    }
+}
+
+/// Runs the batch once from an empty engine.
+fn pass(engine: &mut Engine, work: &Work, rates: &Rates) -> Result<Pass> {
+    engine.clear();
+    let decodable = engine.runner().model().geometry().decodable;
+    for i in 0..work.batch {
+        let prompt = work.ids(i, decodable);
+        engine.submit(Request { depth: work.depth, ..Request::greedy(prompt, work.output) })?;
+    }
+    let mut pass = Pass::default();
+    let mut clock = Duration::ZERO;
+    while let Some(step) = engine.step()? {
+        clock += step.elapsed;
+        pass.count(&step, work.batch, clock, rates)?;
+    }
+    Ok(pass)
+}
+
+impl Pass {
+    fn count(&mut self, step: &StepOut, batch: u64, clock: Duration, rates: &Rates) -> Result<()> {
+        let floor = step_floor_seconds(&step.metered, rates);
+        let ms = step.elapsed.as_secs_f64() * 1e3;
+        if step.prefill_tokens > 0 {
+            self.prefill += step.elapsed;
+            self.prefill_floor += floor;
+            self.prefill_steps += 1;
+            self.prefill_peak = self.prefill_peak.max(step.memory.transient_peak);
+        } else {
+            self.decode_steps += 1;
+            self.decode_peak = self.decode_peak.max(step.memory.transient_peak);
+            if step.decode_tokens as u64 == batch {
+                self.decode_ms.push(ms);
+                self.decode_floors.push(floor * 1e3);
+            }
+        }
+        if self.peak.as_ref().is_none_or(|p| step.memory.transient_peak > p.transient_peak) {
+            self.peak = Some(step.memory.clone());
+        }
+        for record in &step.records {
+            if let Some(highwater::engine::Finish::Failed(why)) = &record.finish {
+                return Err(Error::Request { param: "cell", what: why.clone() });
+            }
+            if let Some(token) = &record.token {
+                let tokens = self.tokens.entry(record.request).or_default();
+                if tokens.is_empty() {
+                    self.first_token_ms.push(clock.as_secs_f64() * 1e3);
+                }
+                tokens.push(token.id);
+            }
+        }
+        Ok(())
+    }
+
+    /// The tokens of each request in the order submitted, to compare passes by.
+    fn outputs(&self) -> Vec<&Vec<u32>> {
+        let mut ids: Vec<_> = self.tokens.keys().collect();
+        ids.sort();
+        ids.into_iter().map(|id| &self.tokens[id]).collect()
+    }
+}
+
+fn write_memory(row: &mut Row, passes: &[Pass]) {
+    row.prefill_transient_bytes = passes.iter().map(|p| p.prefill_peak).max();
+    row.decode_transient_bytes = passes.iter().filter(|p| p.decode_steps > 0).map(|p| p.decode_peak).max();
+    let Some(peak) = passes.iter().filter_map(|p| p.peak.as_ref()).max_by_key(|r| r.transient_peak) else { return };
+    row.slab_bytes = Some(peak.slab);
+    row.resident_bytes = Some(peak.resident);
+    row.transient_peak_bytes = Some(peak.transient_peak);
+    row.free_bytes = Some(peak.free);
+    row.fragmentation_bytes = Some(peak.fragmentation);
+    row.largest_block_bytes = peak.largest.map(|(_, bytes)| bytes);
+    row.largest_block_tag = peak.largest.map(|(tag, _)| tag.to_string());
+    row.owners = peak.owners.iter().map(|(owner, bytes)| Owner { tag: owner.to_string(), bytes: *bytes }).collect();
+}
+
+fn write_speed(row: &mut Row, passes: &[Pass], work: &Work, timed: bool) {
+    let prompt_tokens = (work.prompt as u64 * work.batch) as f64;
+    let Some(first) = passes.first() else { return };
+    row.prefill_steps = Some(first.prefill_steps);
+    row.decode_steps = Some(first.decode_steps);
+    if first.prefill_floor > 0.0 {
+        row.floor_prefill_tok_s = Some(prompt_tokens / first.prefill_floor);
+    }
+    row.floor_tpot_ms = Summary::of(&first.decode_floors).map(|s| s.median);
+    if !timed {
+        return;
+    }
+    // A repetition that generates other tokens did not compute the same thing.
+    row.checked = (passes.len() > 1).then(|| passes.iter().all(|p| p.outputs() == first.outputs()));
+    row.prefill_samples_ms = passes.iter().map(|p| p.prefill.as_secs_f64() * 1e3).collect();
+    if let Some(prefill) = Summary::of(&row.prefill_samples_ms) {
+        row.prefill_ms = Some(prefill.median);
+        row.prefill_tok_s = Some(prompt_tokens / (prefill.median / 1e3));
+    }
+    let first_tokens: Vec<f64> = passes.iter().flat_map(|p| p.first_token_ms.iter().copied()).collect();
+    row.ttft_ms = Summary::of(&first_tokens).map(|s| s.median);
+    row.tpot_samples_ms = passes.iter().flat_map(|p| p.decode_ms.iter().copied()).collect();
+    if let Some(tpot) = Summary::of(&row.tpot_samples_ms) {
+        row.tpot_ms = Some(tpot.median);
+        row.tpot_q1_ms = Some(tpot.q1);
+        row.tpot_q3_ms = Some(tpot.q3);
+        row.tpot_count = Some(tpot.count);
+    }
+}
+
+/// Whether a cell's context is one the model has, before anything is loaded.
+pub(crate) fn within_context(source: &Source, cell: &Cell, workload: &Workload) -> Result<()> {
+    let context = cell.depth.saturating_add(workload.prompt.unwrap_or(cell.chunk)).saturating_add(workload.output);
+    let most = source.geometry().max_context as u64;
+    if context <= most {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: format!("a context of {context} tokens (depth + prompt + output)"),
+        supported: format!("{} takes up to {most}", source.geometry().name),
+    })
+}

@@ -1,0 +1,379 @@
+//! The command line: verbs, flags, and what a value may be. Whatever can be refused without a model is refused here, with
+//! exit code 2.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::axis::{AxisValues, parse_count};
+use crate::bytes::parse_memory;
+use crate::definitions;
+use crate::ids::TokenIds;
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done (cells that run out of memory are answers, not failures); 1 a cell or the program failed; 2 usage.";
+
+const AXES: &str = "\
+NAME=VALUES with NAME one of chunk, batch, depth, and VALUES a list such as 512,2048,8192, a range such as 512-8192*2, \
+1-16+5 or [1:16:3], or a mixture; chunk[pow2]=[9:13] gives exponents of 2. k is 1024: 8k = 8192. Values keep their order, \
+repeated ones are dropped";
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(name = "highwater", version, about, after_help = EXIT_CODES, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Measure or plan every cell of a grid of chunk, batch and depth
+    #[command(after_long_help = sweep_help())]
+    Sweep(SweepArgs),
+    /// Say whether a model fits a card, and who holds which bytes, without running it
+    Plan(PlanArgs),
+    /// Find the largest chunk that fits, for each batch
+    Frontier(FrontierArgs),
+    /// Write the float32 logits of a prompt to a safetensors file
+    Logits(LogitsArgs),
+    /// Generate tokens and print their ids
+    Generate(GenerateArgs),
+}
+
+fn sweep_help() -> String {
+    format!("What the numbers mean:\n{}\n{EXIT_CODES}", definitions::text())
+}
+
+/// `sweep`.
+#[derive(Debug, Args)]
+pub(crate) struct SweepArgs {
+    /// A checkpoint folder, or GEOMETRY[:layers=N][@RECIPE] with seeded random weights; without it, the built-in tiny model
+    /// here, then plans of real models on the usual cards
+    pub(crate) model: Option<String>,
+    /// An axis of the grid, once per axis [default: chunk=512,2048,8192 batch=1 depth=0]
+    #[arg(long = "axis", value_name = "NAME=VALUES", value_parser = flat(AxisValues::from_str), long_help = AXES)]
+    pub(crate) axes: Vec<AxisValues>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) numerics: Numerics,
+    /// Prompt tokens of each sequence, after its depth [default: the cell's chunk]
+    #[arg(long, value_name = "TOKENS", value_parser = flat(positive))]
+    pub(crate) prompt: Option<u64>,
+    /// Tokens each sequence generates
+    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "32")]
+    pub(crate) output: u64,
+    /// Folder for sweep.csv, sweep.jsonl, DEFINITIONS.txt and the pictures [default: highwater-out/RUN]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// `plan`.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// A checkpoint folder, or GEOMETRY[:layers=N][@RECIPE]
+    pub(crate) model: String,
+    /// A card to plan for; may be repeated
+    #[arg(long = "card", value_name = "NAME")]
+    pub(crate) cards: Vec<String>,
+    #[command(flatten)]
+    pub(crate) budget: Budget,
+    #[command(flatten)]
+    pub(crate) numerics: Numerics,
+    /// Prefill token budget of a step
+    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "2048")]
+    pub(crate) chunk: u64,
+    /// Sequences
+    #[arg(long, value_name = "N", value_parser = flat(positive), default_value = "1")]
+    pub(crate) batch: u64,
+    /// Tokens of each sequence, prompt and output together
+    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "8192")]
+    pub(crate) context: u64,
+}
+
+/// `frontier`.
+#[derive(Debug, Args)]
+pub(crate) struct FrontierArgs {
+    /// A checkpoint folder, or GEOMETRY[:layers=N][@RECIPE]
+    pub(crate) model: String,
+    /// A card to plan for; may be repeated
+    #[arg(long = "card", value_name = "NAME")]
+    pub(crate) cards: Vec<String>,
+    /// The batches, as batch=VALUES, and the depths, as depth=VALUES [default: batch=1 depth=0]
+    #[arg(long = "axis", value_name = "NAME=VALUES", value_parser = flat(AxisValues::from_str), long_help = AXES)]
+    pub(crate) axes: Vec<AxisValues>,
+    #[command(flatten)]
+    pub(crate) budget: Budget,
+    #[command(flatten)]
+    pub(crate) numerics: Numerics,
+    /// Tokens of each sequence, prompt and output together
+    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "8192")]
+    pub(crate) context: u64,
+    /// The largest chunk to ask about
+    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "64k")]
+    pub(crate) max_chunk: u64,
+}
+
+/// `logits`.
+#[derive(Debug, Args)]
+pub(crate) struct LogitsArgs {
+    /// A checkpoint folder, or GEOMETRY[:layers=N][@RECIPE]
+    pub(crate) model: String,
+    /// The prompt: ids as 5,7,9, or @FILE with a JSON array of them
+    #[arg(long, value_name = "IDS", value_parser = flat(TokenIds::from_str))]
+    pub(crate) ids: TokenIds,
+    /// Rows to write: one per prompt token, or the last only
+    #[arg(long, value_enum, default_value = "all")]
+    pub(crate) rows: Rows,
+    /// The file to write: one float32 tensor `logits` [rows, vocab]
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub(crate) out: PathBuf,
+    /// Prefill token budget of a step
+    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "2048")]
+    pub(crate) chunk: u64,
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) numerics: Numerics,
+}
+
+/// `generate`.
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    /// A checkpoint folder, or GEOMETRY[:layers=N][@RECIPE]
+    pub(crate) model: String,
+    /// The prompt: ids as 5,7,9, or @FILE with a JSON array of them
+    #[arg(long, value_name = "IDS", value_parser = flat(TokenIds::from_str))]
+    pub(crate) ids: TokenIds,
+    /// Most tokens to generate
+    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "16")]
+    pub(crate) max_tokens: u64,
+    /// Prefill token budget of a step
+    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "2048")]
+    pub(crate) chunk: u64,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) numerics: Numerics,
+}
+
+/// Where it runs and what it may use.
+#[derive(Debug, Args)]
+pub(crate) struct Target {
+    /// auto, cpu, or plan (sizes only, no data, no time)
+    #[arg(long, default_value = "auto", value_parser = flat(device))]
+    pub(crate) device: DeviceChoice,
+    /// The card whose sizes and tactics are taken; without it, this machine
+    #[arg(long, value_name = "NAME")]
+    pub(crate) card: Option<String>,
+    #[command(flatten)]
+    pub(crate) budget: Budget,
+}
+
+/// Memory.
+#[derive(Debug, Args)]
+pub(crate) struct Budget {
+    /// Memory for everything, e.g. 16GiB or 24GB [default: what the card has]
+    #[arg(long, value_name = "BYTES", value_parser = flat(parse_memory))]
+    pub(crate) vram: Option<u64>,
+    /// Tokens the KV pool holds, over all sequences [default: what is left]
+    #[arg(long, value_name = "TOKENS", value_parser = flat(positive))]
+    pub(crate) kv_tokens: Option<u64>,
+}
+
+/// Types of values, and what random weights are made from.
+#[derive(Debug, Args)]
+pub(crate) struct Numerics {
+    /// Type of activations and matrix arithmetic [default: f32 for `logits`, bf16 elsewhere]
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<Dtype>,
+    /// Type of the logits
+    #[arg(long, value_enum, default_value = "f32")]
+    pub(crate) logits: Dtype,
+    /// Type of the recurrent state
+    #[arg(long, value_enum, default_value = "f32")]
+    pub(crate) state: Dtype,
+    /// Seed of random weights, of primed depth and of made-up prompts
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub(crate) seed: u64,
+    /// A seeded fault of the engine, for tests of this program
+    #[arg(long, value_name = "NAME", hide = true)]
+    pub(crate) fault: Option<String>,
+}
+
+/// How the next token is chosen. Ranges are the engine's to check.
+#[derive(Debug, Clone, PartialEq, Args)]
+pub(crate) struct SamplingArgs {
+    /// 0 takes the most likely token
+    #[arg(long, value_name = "T", default_value = "0", value_parser = flat(finite), allow_negative_numbers = true)]
+    pub(crate) temperature: f32,
+    /// Only the K most likely tokens; 0 or -1: all
+    #[arg(long, value_name = "K", default_value = "0", allow_negative_numbers = true)]
+    pub(crate) top_k: i64,
+    /// Only the most likely tokens that together have probability P
+    #[arg(long, value_name = "P", default_value = "1", value_parser = flat(finite), allow_negative_numbers = true)]
+    pub(crate) top_p: f32,
+    /// Only tokens at least P times as likely as the most likely
+    #[arg(long, value_name = "P", default_value = "0", value_parser = flat(finite), allow_negative_numbers = true)]
+    pub(crate) min_p: f32,
+    /// Subtracted from the logit of every token generated before
+    #[arg(long, value_name = "X", default_value = "0", value_parser = flat(finite), allow_negative_numbers = true)]
+    pub(crate) presence_penalty: f32,
+    /// Subtracted once per earlier occurrence
+    #[arg(long, value_name = "X", default_value = "0", value_parser = flat(finite), allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: f32,
+    /// Divides (if positive) or multiplies the logit of every token of prompt and output
+    #[arg(long, value_name = "X", default_value = "1", value_parser = flat(finite), allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: f32,
+    /// Added to a token's logit, as ID=BIAS; may be repeated
+    #[arg(long, value_name = "ID=BIAS", value_parser = flat(logit_bias))]
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    /// Seed of the draws
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub(crate) sampling_seed: u64,
+}
+
+/// Where to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeviceChoice {
+    /// The best this build has.
+    Auto,
+    /// The reference arm.
+    Cpu,
+    /// Sizes without data.
+    Plan,
+}
+
+/// A type of values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Dtype {
+    /// 32-bit floating point.
+    F32,
+    /// bfloat16.
+    Bf16,
+}
+
+/// Which rows of logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Rows {
+    /// One per prompt token.
+    All,
+    /// The last prompt token's.
+    Last,
+}
+
+/// A parser whose error is one line: clap prints an error's own text and not its causes.
+fn flat<T>(parse: fn(&str) -> Result<T>) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| parse(text).map_err(|error| format!("{error:#}"))
+}
+
+fn device(text: &str) -> Result<DeviceChoice> {
+    match text {
+        "auto" => Ok(DeviceChoice::Auto),
+        "cpu" => Ok(DeviceChoice::Cpu),
+        "plan" => Ok(DeviceChoice::Plan),
+        cuda if cuda == "cuda" || cuda.starts_with("cuda:") => {
+            bail!("this build has no CUDA device; take cpu to compute, or plan with --card NAME for that card's bytes")
+        }
+        _ => bail!("there is no device `{text}`; the devices are auto, cpu and plan"),
+    }
+}
+
+/// A count from 1 to 2^24, with or without a suffix.
+fn positive(text: &str) -> Result<u64> {
+    let count = parse_count(text)?;
+    ensure!((1..=1 << 24).contains(&count), "{count} is outside 1 to {}", 1 << 24);
+    Ok(count)
+}
+
+fn finite(text: &str) -> Result<f32> {
+    let value: f32 = text.trim().parse().ok().with_context(|| format!("`{text}` is not a number"))?;
+    ensure!(value.is_finite(), "`{text}` is not finite");
+    Ok(value)
+}
+
+fn logit_bias(text: &str) -> Result<(u32, f32)> {
+    let (id, bias) = text.split_once('=').with_context(|| format!("`{text}` is not ID=BIAS, e.g. 50256=-100"))?;
+    let id = id.trim().parse().ok().with_context(|| format!("`{id}` is not a token id"))?;
+    Ok((id, finite(bias)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Verb, clap::Error> {
+        Cli::try_parse_from(std::iter::once("highwater").chain(line.split_whitespace())).map(|cli| cli.verb)
+    }
+
+    fn refusal(line: &str) -> String {
+        let error = parse(line).expect_err(line);
+        assert_eq!(error.exit_code(), 2, "{line}");
+        error.to_string()
+    }
+
+    #[test]
+    fn the_definition_of_the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_sweep_s_axes_and_budget() {
+        let line = "sweep tiny@bf16 --axis chunk=512-8192*2 --axis batch[pow2]=[0:3] --vram 16GiB --kv-tokens 64k --device plan --card rtx-4090";
+        let Verb::Sweep(args) = parse(line).unwrap() else { panic!("not a sweep") };
+        assert_eq!(args.model.as_deref(), Some("tiny@bf16"));
+        assert_eq!(crate::axis::Grid::new(&args.axes).unwrap().cells().len(), 5 * 4);
+        assert_eq!(args.target.budget.vram, Some(16 << 30));
+        assert_eq!(args.target.budget.kv_tokens, Some(65_536));
+        assert_eq!(args.target.device, DeviceChoice::Plan);
+        let Verb::Sweep(args) = parse("sweep").unwrap() else { panic!("not a sweep") };
+        assert_eq!((args.model, args.target.device, args.prompt), (None, DeviceChoice::Auto, None));
+    }
+
+    #[test]
+    fn what_can_never_work_is_refused_with_what_can() {
+        assert!(refusal("sweep --device cuda:0").contains("no CUDA device"));
+        assert!(refusal("sweep --device tpu").contains("auto, cpu and plan"));
+        assert!(refusal("sweep --axis chunks=1").contains("the axes are chunk, batch, depth"));
+        assert!(refusal("sweep --axis depth=1-18446744073709551615+1").contains("18446744073709551615 values"));
+        assert!(refusal("sweep --vram 24").contains("24GiB"));
+        assert!(refusal("sweep --kv-tokens 0").contains("outside 1"));
+        assert!(refusal("plan").contains("MODEL"));
+        assert!(refusal("plan tiny --chunk 0").contains("outside 1"));
+        assert!(refusal("logits tiny --ids 5").contains("--out"));
+        assert!(refusal("logits tiny --ids 5,x --out f").contains("not a token id"));
+        assert!(refusal("generate tiny --ids 1 --temperature NaN").contains("not finite"));
+        assert!(refusal("generate tiny --ids 1 --top-p inf").contains("not finite"));
+        assert!(refusal("generate tiny --ids 1 --logit-bias 5").contains("ID=BIAS"));
+        assert!(refusal("fly").contains("unrecognized"));
+        assert_eq!(parse("").unwrap_err().exit_code(), 2);
+    }
+
+    #[test]
+    fn sampling_defaults_to_greedy_and_takes_negative_numbers() {
+        let Verb::Generate(args) = parse("generate tiny --ids 1,2").unwrap() else { panic!("not generate") };
+        let s = &args.sampling;
+        assert_eq!((s.temperature, s.top_k, s.top_p, s.min_p), (0.0, 0, 1.0, 0.0));
+        assert_eq!((s.presence_penalty, s.frequency_penalty, s.repetition_penalty), (0.0, 0.0, 1.0));
+        let line = "generate tiny --ids 1 --top-k -1 --presence-penalty -0.5 --logit-bias 5=-100 --logit-bias 7=2.5";
+        let Verb::Generate(args) = parse(line).unwrap() else { panic!("not generate") };
+        assert_eq!((args.sampling.top_k, args.sampling.presence_penalty), (-1, -0.5));
+        assert_eq!(args.sampling.logit_bias, [(5, -100.0), (7, 2.5)]);
+    }
+
+    #[test]
+    fn faults_are_hidden_and_definitions_are_shown() {
+        let mut command = Cli::command();
+        let help = command.find_subcommand_mut("sweep").unwrap().render_long_help().to_string();
+        assert!(!help.contains("--fault") && help.contains("TPOT: time per output token"), "{help}");
+        assert!(matches!(parse("sweep --fault slice-rows"), Ok(Verb::Sweep(args)) if args.numerics.fault.is_some()));
+    }
+}

@@ -1,0 +1,156 @@
+//! What the numbers mean, printed wherever they are: under the table, beside the CSV, in `--help`. Others measure other
+//! things under the same names, so none is left undefined.
+
+/// One number.
+#[derive(Debug)]
+pub(crate) struct Definition {
+    /// What people call it.
+    pub(crate) term: &'static str,
+    /// Its columns in the rows.
+    pub(crate) columns: &'static [&'static str],
+    /// What it is, with its unit.
+    pub(crate) text: &'static str,
+}
+
+/// Every number of a row.
+pub(crate) const DEFINITIONS: &[Definition] = &[
+    Definition {
+        term: "chunk",
+        columns: &["chunk"],
+        text: "most tokens one step computes, prompt and decode tokens together",
+    },
+    Definition { term: "batch", columns: &["batch"], text: "sequences, all submitted at once" },
+    Definition {
+        term: "depth",
+        columns: &["depth", "depth_primed"],
+        text: "tokens of each sequence already in the cache when the cell starts; primed = filled with seeded values, never \
+               prefilled, and counted in no speed",
+    },
+    Definition {
+        term: "context",
+        columns: &["context", "prompt", "output"],
+        text: "depth + prompt + output, tokens per sequence",
+    },
+    Definition { term: "KV tokens", columns: &["kv_tokens"], text: "tokens the KV pool holds, over all sequences" },
+    Definition {
+        term: "vram",
+        columns: &["vram_bytes"],
+        text: "the budget: --vram, or what the card's driver reports as total; slab + overhead never exceeds it",
+    },
+    Definition {
+        term: "overhead",
+        columns: &["overhead_bytes"],
+        text: "memory of the card outside the slab (context, modules, libraries), measured or assumed for the card",
+    },
+    Definition {
+        term: "slab",
+        columns: &["slab_bytes"],
+        text: "the one allocation everything lives in; slab = resident + transient + free, exactly",
+    },
+    Definition {
+        term: "resident",
+        columns: &["resident_bytes", "weights_bytes", "kv_bytes", "state_bytes", "inputs_bytes"],
+        text: "bytes that outlive a step: weights, KV pages, recurrent and convolution state, persistent step inputs, padding",
+    },
+    Definition {
+        term: "transient",
+        columns: &["transient_peak_bytes", "prefill_transient_bytes", "decode_transient_bytes"],
+        text: "high-water mark of the step arena over the cell's steps, holes included: bytes needed beyond resident; prefill: \
+               over steps with prompt tokens; decode: over steps without",
+    },
+    Definition { term: "free", columns: &["free_bytes"], text: "slab - resident - transient" },
+    Definition {
+        term: "fragmentation",
+        columns: &["fragmentation_bytes"],
+        text: "holes between live blocks of the arena at the instant of its peak; part of transient",
+    },
+    Definition {
+        term: "largest block",
+        columns: &["largest_block_bytes", "largest_block_tag"],
+        text: "the largest single block live in the arena at the instant of its peak",
+    },
+    Definition {
+        term: "owners",
+        columns: &["owners"],
+        text: "live bytes by tag at the instant of the transient peak, holes as their own owner, so that they sum to it; of the \
+               whole slab where the cell is an OOM",
+    },
+    Definition {
+        term: "oom",
+        columns: &["oom_tag", "oom_requested_bytes", "oom_free_bytes", "oom_short_bytes"],
+        text: "the buffer that did not fit, its bytes, the bytes free then, and the difference; oom = while the \
+               cell ran (or, on the plan device, was planned), oom_predicted = refused before it ran, oom_skipped_dominated = a cell no larger on any axis did not fit",
+    },
+    Definition {
+        term: "prefill tok/s",
+        columns: &["prefill_tok_s", "prefill_ms", "prefill_steps"],
+        text: "batch x prompt tokens / wall time of the steps that hold any of them (prefill ms), from submission to the end of the \
+               last such step; sampling included, tokenisation and depth excluded; median of the repetitions",
+    },
+    Definition {
+        term: "TPOT",
+        columns: &["tpot_ms", "tpot_q1_ms", "tpot_q3_ms", "tpot_count", "decode_steps"],
+        text: "time per output token: wall time in ms of a step without prompt tokens, in which every running sequence gets one \
+               token, sampling included; median and quartiles (linear interpolation) over the cell's steps",
+    },
+    Definition {
+        term: "TTFT",
+        columns: &["ttft_ms"],
+        text: "time to first token: ms from submission to the end of the step that sampled a sequence's first token, median over \
+               sequences; no network, no tokenisation",
+    },
+    Definition {
+        term: "floor",
+        columns: &["floor_prefill_tok_s", "floor_tpot_ms"],
+        text: "the best the card's datasheet allows: the larger of bytes moved / bandwidth and FLOPs / peak rate, of the same steps; \
+               a bound, never a prediction",
+    },
+    Definition {
+        term: "RAM",
+        columns: &["ram_bytes"],
+        text: "memory this process may use: the machine's, or its control group's limit",
+    },
+];
+
+/// All definitions, one a line, lines unwrapped.
+pub(crate) fn text() -> String {
+    lines(|definition| !definition.columns.is_empty())
+}
+
+/// The definitions of the terms named, in this file's order.
+pub(crate) fn of_terms(terms: &[&str]) -> String {
+    lines(|definition| terms.contains(&definition.term))
+}
+
+fn lines(wanted: impl Fn(&Definition) -> bool) -> String {
+    let wanted = DEFINITIONS.iter().filter(|definition| wanted(definition));
+    wanted.fold(String::new(), |lines, definition| lines + definition.term + ": " + definition.text + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_a_row_is_defined_once_and_no_other() {
+        let row = serde_json::to_value(crate::record::Row::default()).unwrap();
+        let columns: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
+        let defined: Vec<&str> = DEFINITIONS.iter().flat_map(|d| d.columns).copied().collect();
+        for column in &columns {
+            let is_number = column.ends_with("_bytes") || column.ends_with("_tok_s") || column.ends_with("_ms");
+            if is_number && !crate::record::JSONL_ONLY.contains(column) {
+                assert_eq!(defined.iter().filter(|d| *d == column).count(), 1, "{column}");
+            }
+        }
+        for column in defined {
+            assert!(columns.contains(&column), "{column} is defined and is no column");
+        }
+    }
+
+    #[test]
+    fn definitions_can_be_picked_by_term() {
+        let picked = of_terms(&["TTFT", "TPOT"]);
+        assert!(picked.starts_with("TPOT: ") && picked.contains("\nTTFT: ") && picked.lines().count() == 2);
+        assert_eq!(text().lines().count(), DEFINITIONS.len());
+    }
+}

@@ -1,0 +1,258 @@
+//! The files of a sweep: `sweep.csv`, `sweep.jsonl` and `DEFINITIONS.txt` in one folder.
+//!
+//! All are created before the first cell runs, so a folder that cannot be written fails then and not after an hour, and
+//! each row is on disk before the next cell starts. The JSONL file is the record (synced after each row, samples kept);
+//! the CSV has the same rows for spreadsheets. An earlier sweep in the folder is never overwritten.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::definitions;
+use crate::record::{JSONL_ONLY, Row, SCHEMA, owners_text};
+
+/// Longest line read back: far above any row, and a bound on what a broken file makes us hold.
+const MAX_LINE_BYTES: u64 = 64 << 20;
+
+/// Open files of a running sweep.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    csv: csv::Writer<File>,
+    csv_path: PathBuf,
+    jsonl: File,
+    jsonl_path: PathBuf,
+}
+
+impl Journal {
+    /// Creates `dir` if need be and the files in it; an error if one of them is there already.
+    pub(crate) fn create(dir: &Path) -> Result<Journal> {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot create the folder {}", dir.display()))?;
+        let create = |name: &str| {
+            let path = dir.join(name);
+            match OpenOptions::new().append(true).create_new(true).open(&path) {
+                Ok(file) => Ok((file, path)),
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                    bail!("{} holds an earlier sweep; give another --out, or move that one away", path.display())
+                }
+                Err(e) => Err(e).with_context(|| format!("cannot create {}", path.display())),
+            }
+        };
+        let (jsonl, jsonl_path) = create("sweep.jsonl")?;
+        let (csv, csv_path) = create("sweep.csv")?;
+        let definitions_path = dir.join("DEFINITIONS.txt");
+        std::fs::write(&definitions_path, definitions::text())
+            .with_context(|| format!("cannot write {}", definitions_path.display()))?;
+        let mut journal = Journal { csv: csv::Writer::from_writer(csv), csv_path, jsonl, jsonl_path };
+        journal.write_csv(&csv_columns())?;
+        Ok(journal)
+    }
+
+    /// Puts one row on disk, in both files.
+    pub(crate) fn append(&mut self, row: &Row) -> Result<()> {
+        let mut line = serde_json::to_string(row).context("a row cannot be written as JSON")?;
+        line.push('\n');
+        self.jsonl
+            .write_all(line.as_bytes())
+            .and_then(|()| self.jsonl.sync_data())
+            .with_context(|| format!("cannot write {}", self.jsonl_path.display()))?;
+        self.write_csv(&csv_fields(row)?)
+    }
+
+    fn write_csv(&mut self, fields: &[String]) -> Result<()> {
+        let written = self.csv.write_record(fields).and_then(|()| Ok(self.csv.flush()?));
+        written.with_context(|| format!("cannot write {}", self.csv_path.display()))
+    }
+}
+
+/// The CSV header: the columns of [`Row`] in order, without the lists of samples.
+pub(crate) fn csv_columns() -> Vec<String> {
+    let row = serde_json::to_value(Row::default()).expect("a row without values is JSON");
+    let columns = row.as_object().expect("a struct is a JSON object").keys();
+    columns.filter(|name| !JSONL_ONLY.contains(&name.as_str())).cloned().collect()
+}
+
+/// The fields of one row, in the order of [`csv_columns`].
+fn csv_fields(row: &Row) -> Result<Vec<String>> {
+    use serde_json::Value;
+    let value = serde_json::to_value(row).context("a row cannot be written as CSV")?;
+    let fields = value.as_object().context("a row is not an object")?;
+    let text = |value: &Value| match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Array(_) => owners_text(&row.owners),
+        other => other.to_string(),
+    };
+    Ok(fields.iter().filter(|(name, _)| !JSONL_ONLY.contains(&name.as_str())).map(|(_, value)| text(value)).collect())
+}
+
+/// Rows read back, and whether the last line was torn by a crash while it was written.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    /// Every complete row.
+    pub(crate) rows: Vec<Row>,
+    /// Whether the file ends in the middle of a row.
+    pub(crate) torn: bool,
+}
+
+/// The rows of a JSONL file. Only its last line may be incomplete.
+pub(crate) fn read_jsonl(path: &Path) -> Result<Rows> {
+    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let mut reader = BufReader::new(file);
+    let mut read = Rows { rows: Vec::new(), torn: false };
+    for number in 1usize.. {
+        let at = || format!("{} line {number}", path.display());
+        let mut line = Vec::new();
+        reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line).with_context(at)?;
+        if line.is_empty() {
+            break;
+        }
+        if line.last() != Some(&b'\n') {
+            ensure!((line.len() as u64) < MAX_LINE_BYTES, "{}: longer than {MAX_LINE_BYTES} bytes", at());
+            read.torn = true;
+            break;
+        }
+        if line.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        let row: Row = serde_json::from_slice(&line).with_context(at)?;
+        check_schema(&row).with_context(at)?;
+        read.rows.push(row);
+    }
+    Ok(read)
+}
+
+/// The rows of a CSV file. It holds no samples.
+pub(crate) fn read_csv(path: &Path) -> Result<Vec<Row>> {
+    let mut reader = csv::Reader::from_path(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let mut rows = Vec::new();
+    for row in reader.deserialize() {
+        let at = || format!("{} row {}", path.display(), rows.len() + 1);
+        let row: Row = row.with_context(at)?;
+        check_schema(&row).with_context(at)?;
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+fn check_schema(row: &Row) -> Result<()> {
+    ensure!(row.schema == SCHEMA, "the row has schema {} and this build reads schema {SCHEMA}", row.schema);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::ok_row;
+    use crate::record::{Owner, Status};
+
+    fn rows() -> Vec<Row> {
+        let mut oom = ok_row(8192, 4, 7);
+        oom.set_status(Status::Oom, "out of memory: logits; \"quoted\",\nsecond line");
+        oom.owners.push(Owner { tag: "a;b=c".into(), bytes: 2 });
+        oom.tpot_ms = None;
+        oom.fault = Some("true".into());
+        oom.git_sha = Some("123456".into());
+        vec![ok_row(512, 1, 64), oom, Row { schema: SCHEMA, ..Row::default() }]
+    }
+
+    fn without_samples(mut row: Row) -> Row {
+        row.prefill_samples_ms.clear();
+        row.tpot_samples_ms.clear();
+        row
+    }
+
+    #[test]
+    fn rows_come_back_as_they_were_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(&dir.path().join("a/b")).unwrap();
+        for row in rows() {
+            journal.append(&row).unwrap();
+        }
+        let read = read_jsonl(&dir.path().join("a/b/sweep.jsonl")).unwrap();
+        assert_eq!(read.rows, rows());
+        assert!(!read.torn);
+        let csv = read_csv(&dir.path().join("a/b/sweep.csv")).unwrap();
+        assert_eq!(csv, rows().into_iter().map(without_samples).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn each_row_is_on_disk_before_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path()).unwrap();
+        let header = std::fs::read_to_string(dir.path().join("sweep.csv")).unwrap();
+        assert!(header.starts_with("schema,method,time,run,model,") && header.lines().count() == 1);
+        for n in 1..=2 {
+            journal.append(&ok_row(512, n, 64)).unwrap();
+            assert_eq!(read_csv(&dir.path().join("sweep.csv")).unwrap().len(), n as usize);
+            assert_eq!(read_jsonl(&dir.path().join("sweep.jsonl")).unwrap().rows.len(), n as usize);
+        }
+        let definitions = std::fs::read_to_string(dir.path().join("DEFINITIONS.txt")).unwrap();
+        assert!(definitions.contains("\nTPOT: "));
+    }
+
+    #[test]
+    fn nulls_are_empty_in_csv_and_null_in_json_and_never_a_word() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path()).unwrap();
+        let row = Row { schema: SCHEMA, tpot_ms: Some(f64::NAN), ..Row::default() };
+        journal.append(&row).unwrap();
+        let csv = std::fs::read_to_string(dir.path().join("sweep.csv")).unwrap().to_lowercase();
+        let json = std::fs::read_to_string(dir.path().join("sweep.jsonl")).unwrap();
+        assert!(
+            !csv.contains("nan") && !csv.contains("null") && !csv.contains("none") && !csv.contains("na,"),
+            "{csv}"
+        );
+        assert!(
+            json.contains("\"tpot_ms\":null") && json.contains("\"card\":\"\"") && json.contains("\"oom_tag\":null")
+        );
+        assert_eq!(read_csv(&dir.path().join("sweep.csv")).unwrap()[0].tpot_ms, None);
+    }
+
+    #[test]
+    fn an_earlier_sweep_is_not_overwritten_and_a_bad_folder_fails_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        Journal::create(dir.path()).unwrap().append(&ok_row(1, 1, 1)).unwrap();
+        let again = format!("{:#}", Journal::create(dir.path()).unwrap_err());
+        assert!(again.contains("earlier sweep") && again.contains("--out"), "{again}");
+        assert_eq!(read_csv(&dir.path().join("sweep.csv")).unwrap().len(), 1);
+        let file = dir.path().join("sweep.csv/inside");
+        assert!(format!("{:#}", Journal::create(&file).unwrap_err()).contains("cannot create the folder"));
+    }
+
+    #[test]
+    fn a_torn_last_line_loses_that_row_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path()).unwrap();
+        journal.append(&ok_row(1, 1, 1)).unwrap();
+        journal.append(&ok_row(2, 1, 1)).unwrap();
+        let path = dir.path().join("sweep.jsonl");
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &whole[..whole.len() - 10]).unwrap();
+        let read = read_jsonl(&path).unwrap();
+        assert_eq!((read.rows.len(), read.rows[0].chunk, read.torn), (1, 1, true));
+    }
+
+    #[test]
+    fn broken_files_are_named_with_their_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.jsonl");
+        let good = serde_json::to_string(&ok_row(1, 1, 1)).unwrap();
+        for bad in ["{", "[]", "7", "{\"schema\":1,\"chunk\":-1}", "{\"schema\":1,\"tpot_samples_ms\":[null]}", "\u{0}"]
+        {
+            std::fs::write(&path, format!("{good}\n\n{bad}\n{good}\n")).unwrap();
+            let text = format!("{:#}", read_jsonl(&path).expect_err(bad));
+            assert!(text.contains("x.jsonl line 3"), "{text}");
+        }
+        std::fs::write(&path, "[".repeat(100_000) + "\n").unwrap();
+        assert!(read_jsonl(&path).is_err());
+        std::fs::write(&path, "{\"schema\":2}\n").unwrap();
+        assert!(format!("{:#}", read_jsonl(&path).unwrap_err()).contains("schema 2 and this build reads schema 1"));
+        std::fs::write(&path, "schema,owners\n1,logits\n").unwrap();
+        assert!(format!("{:#}", read_csv(&path).unwrap_err()).contains("row 1"));
+        std::fs::write(&path, "schema,owners\n1\n").unwrap();
+        assert!(read_csv(&path).is_err());
+        assert!(read_csv(&dir.path().join("none.csv")).is_err());
+    }
+}

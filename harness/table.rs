@@ -1,0 +1,267 @@
+//! Tables for people: aligned columns on a terminal, Markdown for a pull request. Text in, text out.
+
+use std::fmt::Write as _;
+
+use highwater::error::mib;
+
+use crate::definitions;
+use crate::record::{Row, Status};
+
+/// What a null prints as.
+const NULL: &str = "-";
+
+/// Where a column's text stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Align {
+    /// Words.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// A header and rows of equal length.
+#[derive(Debug, Clone)]
+pub(crate) struct Table {
+    columns: Vec<(String, Align)>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table without rows.
+    pub(crate) fn new(columns: &[(&str, Align)]) -> Table {
+        Table { columns: columns.iter().map(|(name, align)| ((*name).to_owned(), *align)).collect(), rows: Vec::new() }
+    }
+
+    /// Adds a row; missing fields at its end are nulls, and fields past the last column are dropped.
+    pub(crate) fn push(&mut self, fields: Vec<String>) {
+        let mut fields = fields;
+        fields.resize(self.columns.len(), NULL.to_owned());
+        self.rows.push(fields);
+    }
+
+    /// Drops the columns that hold nulls only, but never the first.
+    pub(crate) fn without_empty_columns(mut self) -> Table {
+        for at in (1..self.columns.len()).rev() {
+            if self.rows.iter().all(|row| row[at] == NULL) {
+                self.columns.remove(at);
+                for row in &mut self.rows {
+                    row.remove(at);
+                }
+            }
+        }
+        self
+    }
+
+    /// Columns padded with spaces to their widest field, two spaces apart, no trailing spaces.
+    pub(crate) fn text(&self) -> String {
+        let widths = self.widths();
+        let mut out = String::new();
+        for fields in std::iter::once(&self.header()).chain(&self.rows) {
+            let mut line = String::new();
+            for ((field, (_, align)), width) in fields.iter().zip(&self.columns).zip(&widths) {
+                pad(&mut line, &one_line(field), *width, *align);
+                line.push_str("  ");
+            }
+            let _ = writeln!(out, "{}", line.trim_end());
+        }
+        out
+    }
+
+    /// The same table in Markdown; `|` in a field is escaped.
+    pub(crate) fn markdown(&self) -> String {
+        let mut out = String::new();
+        let mut line = |fields: &[String]| {
+            let fields: Vec<_> = fields.iter().map(|field| one_line(field).replace('|', "\\|")).collect();
+            let _ = writeln!(out, "| {} |", fields.join(" | "));
+        };
+        line(&self.header());
+        let rule: Vec<String> = self
+            .columns
+            .iter()
+            .map(|(_, align)| if *align == Align::Right { "---:" } else { "---" }.to_owned())
+            .collect();
+        line(&rule);
+        for row in &self.rows {
+            line(row);
+        }
+        out
+    }
+
+    fn header(&self) -> Vec<String> {
+        self.columns.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    fn widths(&self) -> Vec<usize> {
+        let mut widths: Vec<usize> = self.columns.iter().map(|(name, _)| name.chars().count()).collect();
+        for row in &self.rows {
+            for (width, field) in widths.iter_mut().zip(row) {
+                *width = (*width).max(one_line(field).chars().count());
+            }
+        }
+        widths
+    }
+}
+
+fn pad(line: &mut String, field: &str, width: usize, align: Align) {
+    let spaces = " ".repeat(width.saturating_sub(field.chars().count()));
+    match align {
+        Align::Left => line.extend([field, &spaces]),
+        Align::Right => line.extend([&spaces, field]),
+    }
+}
+
+/// The field with control characters (a newline, an escape sequence of a hostile name) as spaces.
+fn one_line(field: &str) -> String {
+    field.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// A value, or the null.
+pub(crate) fn or_null<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {
+    value.map_or_else(|| NULL.to_owned(), show)
+}
+
+/// A number with four significant digits at least, and no more decimals than they need.
+pub(crate) fn number(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".to_owned(),
+        v if v >= 1000.0 => format!("{value:.0}"),
+        v if v >= 100.0 => format!("{value:.1}"),
+        v if v >= 10.0 => format!("{value:.2}"),
+        v if v >= 0.001 => format!("{value:.3}"),
+        _ => format!("{value:.2e}"),
+    }
+}
+
+/// The terms of [`sweep_table`]'s columns, for the definitions under it.
+const SWEEP_TERMS: &[&str] =
+    &["chunk", "batch", "depth", "resident", "transient", "free", "prefill tok/s", "TPOT", "TTFT"];
+
+/// One line per cell: where it is, how it ended, its bytes, its speed. Columns without a value are left out.
+pub(crate) fn sweep_table(rows: &[Row]) -> Table {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("model", Left),
+        ("device", Left),
+        ("card", Left),
+        ("chunk", Right),
+        ("batch", Right),
+        ("depth", Right),
+        ("status", Left),
+        ("resident", Right),
+        ("transient", Right),
+        ("free", Right),
+        ("prefill tok/s", Right),
+        ("TTFT ms", Right),
+        ("TPOT ms", Right),
+        ("q1-q3 ms", Right),
+        ("holds most", Left),
+        ("why", Left),
+    ]);
+    for row in rows {
+        let quartiles = row.tpot_q1_ms.zip(row.tpot_q3_ms);
+        table.push(vec![
+            subject(row),
+            row.device.clone(),
+            row.card.clone(),
+            row.chunk.to_string(),
+            row.batch.to_string(),
+            row.depth.to_string(),
+            row.status.name().to_owned(),
+            or_null(row.resident_bytes, mib),
+            or_null(row.transient_peak_bytes, mib),
+            or_null(row.free_bytes, mib),
+            or_null(row.prefill_tok_s, number),
+            or_null(row.ttft_ms, number),
+            or_null(row.tpot_ms, number),
+            or_null(quartiles, |(q1, q3)| format!("{}-{}", number(q1), number(q3))),
+            or_null(row.owners.first(), |owner| format!("{} {}", owner.tag, mib(owner.bytes))),
+            why(row),
+        ]);
+    }
+    table.without_empty_columns()
+}
+
+/// The definitions of a sweep table's columns.
+pub(crate) fn sweep_definitions() -> String {
+    definitions::of_terms(SWEEP_TERMS)
+}
+
+/// `model@recipe`.
+pub(crate) fn subject(row: &Row) -> String {
+    if row.recipe.is_empty() { row.model.clone() } else { format!("{}@{}", row.model, row.recipe) }
+}
+
+/// What did not fit, in a few words; for a failure its first line.
+fn why(row: &Row) -> String {
+    match (row.status, &row.oom_tag, row.oom_requested_bytes, row.oom_short_bytes) {
+        (Status::Ok, ..) => NULL.to_owned(),
+        (_, Some(tag), Some(requested), Some(short)) => {
+            format!("{tag} needs {}, short by {}", mib(requested), mib(short))
+        }
+        _ => or_null(row.detail.as_deref().and_then(|detail| detail.lines().next()), str::to_owned),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::ok_row;
+    use highwater::error::OutOfMemory;
+
+    fn table() -> Table {
+        let mut table = Table::new(&[("name", Align::Left), ("ms", Align::Right), ("none", Align::Left)]);
+        table.push(vec!["a".into(), "10.5".into()]);
+        table.push(vec!["long|er".into(), "2".into()]);
+        table
+    }
+
+    #[test]
+    fn columns_align_and_nulls_are_dashes() {
+        assert_eq!(table().text(), "name       ms  none\na        10.5  -\nlong|er     2  -\n");
+        assert_eq!(table().without_empty_columns().text(), "name       ms\na        10.5\nlong|er     2\n");
+    }
+
+    #[test]
+    fn markdown_escapes_bars_and_keeps_alignment() {
+        assert_eq!(
+            table().markdown(),
+            "| name | ms | none |\n| --- | ---: | --- |\n| a | 10.5 | - |\n| long\\|er | 2 | - |\n"
+        );
+    }
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        let mut table = Table::new(&[("name", Align::Left)]);
+        table.push(vec!["a\u{1b}[31m\nb".into()]);
+        assert_eq!(table.text(), "name\na [31m b\n");
+    }
+
+    #[test]
+    fn numbers_have_the_digits_that_matter() {
+        let shown = [0.0, 12_345.6, 123.45, 12.345, 1.23456, 0.0123, 0.000_012].map(number);
+        assert_eq!(shown, ["0", "12346", "123.5", "12.35", "1.235", "0.012", "1.20e-5"]);
+    }
+
+    #[test]
+    fn a_sweep_table_shows_an_oom_by_its_buffer_and_its_holder() {
+        let mut oom = Row { model: "tiny".into(), recipe: "bf16".into(), chunk: 8192, batch: 1, ..Row::default() };
+        oom.set_oom(&OutOfMemory {
+            tag: "logits".into(),
+            requested: 4 << 30,
+            free: 1 << 30,
+            slab: 24 << 30,
+            owners: vec![("weights".into(), 17 << 30)],
+        });
+        let text = sweep_table(&[ok_row(512, 1, 64 << 20), oom.clone()]).text();
+        let line = text.lines().nth(2).unwrap();
+        assert!(line.contains("tiny@bf16") && line.contains("logits needs 4.00 GiB, short by 3.00 GiB"), "{text}");
+        assert!(line.contains("weights 17.00 GiB"), "{text}");
+        let plans = sweep_table(&[oom]).text();
+        assert!(!plans.contains("TPOT"), "a column without a value is left out: {plans}");
+    }
+
+    #[test]
+    fn every_term_of_the_sweep_table_is_defined() {
+        assert_eq!(sweep_definitions().lines().count(), SWEEP_TERMS.len());
+    }
+}

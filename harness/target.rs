@@ -1,0 +1,165 @@
+//! From flags to what they mean: the card, the device behind it, the types of values, the model.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use highwater::checkpoint::{ModelRef, Source};
+use highwater::device::{Device, DeviceSpec, cards};
+use highwater::engine::Fault;
+use highwater::error::Error;
+use highwater::num::DType;
+use highwater::ops;
+
+use crate::cli::{self, DeviceChoice};
+use crate::record::{METHOD, Row, SCHEMA};
+
+/// Where a cell runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Values on this machine's processor.
+    Cpu,
+    /// Sizes alone.
+    Plan,
+}
+
+/// A device to be made: a card's sizes and tactics, a memory budget, and who computes.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) spec: DeviceSpec,
+    pub(crate) vram: Option<u64>,
+    pub(crate) kind: Kind,
+}
+
+impl Place {
+    /// The card of `name` (this machine if `None`) with `vram` bytes (all it has if `None`).
+    pub(crate) fn new(card: Option<&str>, vram: Option<u64>, kind: Kind) -> Result<Place, Error> {
+        let spec = card.map_or_else(|| Ok(DeviceSpec::host()), cards::find)?;
+        if spec.slab_bytes(vram) == 0 {
+            let overhead = spec.overhead.bytes();
+            return Err(Error::Request {
+                param: "--vram",
+                what: format!(
+                    "{} B; more than the {overhead} B outside the slab of {} are needed",
+                    vram.unwrap_or(0),
+                    spec.name
+                ),
+            });
+        }
+        Ok(Place { spec, vram, kind })
+    }
+
+    /// What `--device`, `--card` and `--vram` ask for. `auto` computes on this machine's processor; with a card named, it
+    /// plans.
+    pub(crate) fn of(target: &cli::Target) -> Result<Place, Error> {
+        let kind = match (target.device, &target.card) {
+            (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, None) => Kind::Cpu,
+            (DeviceChoice::Plan, _) | (DeviceChoice::Auto, Some(_)) => Kind::Plan,
+        };
+        Place::new(target.card.as_deref(), target.budget.vram, kind)
+    }
+
+    /// The slab's bytes.
+    pub(crate) fn slab(&self) -> u64 {
+        self.spec.slab_bytes(self.vram)
+    }
+
+    /// Makes the device.
+    pub(crate) fn device(&self) -> Result<Arc<Device>, Error> {
+        match self.kind {
+            Kind::Cpu => Device::cpu(self.spec.clone(), self.slab()),
+            Kind::Plan => Ok(Device::plan(self.spec.clone(), self.slab())),
+        }
+    }
+
+    /// Writes the columns of the device into a row.
+    pub(crate) fn stamp(&self, row: &mut Row) {
+        row.device = match self.kind {
+            Kind::Cpu => "cpu",
+            Kind::Plan => "plan",
+        }
+        .into();
+        row.card = self.spec.name.into();
+        row.arch = Some(self.spec.arch.to_string());
+        row.vram_bytes = Some(self.vram.unwrap_or(self.spec.total_bytes));
+        row.slab_bytes = Some(self.slab());
+        row.overhead_bytes = Some(self.spec.overhead.bytes());
+        row.overhead_kind = Some(self.spec.overhead.kind().into());
+    }
+}
+
+/// A model as the user named it, with the seed of whatever is random about it.
+#[derive(Debug, Clone)]
+pub(crate) struct Model {
+    pub(crate) text: String,
+    pub(crate) seed: u64,
+}
+
+impl Model {
+    /// Opens it.
+    pub(crate) fn open(&self) -> Result<Source, Error> {
+        ModelRef::parse(&self.text)?.open(self.seed)
+    }
+}
+
+/// The types of values, and the fault if one is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Values {
+    pub(crate) numerics: ops::Numerics,
+    pub(crate) fault: Option<Fault>,
+}
+
+impl Values {
+    /// What the flags ask for; `default` is the type of activations where none is given.
+    pub(crate) fn of(flags: &cli::Numerics, default: DType) -> Result<Values, Error> {
+        let activations = flags.dtype.map_or(default, dtype);
+        Ok(Values {
+            numerics: ops::Numerics {
+                activations,
+                logits: dtype(flags.logits),
+                state: dtype(flags.state),
+                kv: activations,
+            },
+            fault: flags.fault.as_deref().map(Fault::parse).transpose()?,
+        })
+    }
+}
+
+fn dtype(flag: cli::Dtype) -> DType {
+    match flag {
+        cli::Dtype::F32 => DType::F32,
+        cli::Dtype::Bf16 => DType::Bf16,
+    }
+}
+
+/// A row with the columns that a model, its place and its types decide.
+pub(crate) fn template(model: &Model, source: &Source, place: &Place, values: Values) -> Row {
+    let geometry = source.geometry();
+    let (name, recipe) = model.text.split_once('@').unwrap_or((&model.text, "bf16"));
+    let mut row = Row {
+        schema: SCHEMA,
+        method: METHOD,
+        layers: Some(geometry.layers.len() as u64),
+        dtype: values.numerics.activations.to_string(),
+        logits_dtype: values.numerics.logits.to_string(),
+        state_dtype: values.numerics.state.to_string(),
+        kv_dtype: values.numerics.kv.to_string(),
+        fault: values.fault.map(|f| f.name().to_owned()),
+        ..Row::default()
+    };
+    match source {
+        Source::Disk(checkpoint) => {
+            // The folder's own name, not where it lies.
+            let folder = std::path::Path::new(&model.text);
+            row.model = folder.file_name().map_or_else(|| model.text.clone(), |n| n.to_string_lossy().into_owned());
+            row.recipe = "checkpoint".into();
+            row.weights_source = Some(format!("headers:{:016x}", checkpoint.header_hash()));
+        }
+        Source::Seeded { seed, .. } => {
+            name.clone_into(&mut row.model);
+            recipe.clone_into(&mut row.recipe);
+            row.weights_source = Some(format!("seed:{seed}"));
+        }
+    }
+    place.stamp(&mut row);
+    row
+}

@@ -1,0 +1,261 @@
+//! Mixture of experts: the router's choice, the chosen experts' SwiGLU, and the gated shared expert.
+//!
+//! Experts are addressed through a slot table, so a table with holes (-1) needs no other kernel.
+
+use crate::device::{Arm, DeviceSpec};
+use crate::error::{Error, Result};
+use crate::mem::ALIGN_BYTES;
+use crate::num::DType;
+use crate::ops::cost::{Cost, Unit};
+use crate::ops::{Cx, Limits, check, reference, with_elem};
+use crate::tensor::Tensor;
+
+const ROUTE: &str = "route";
+/// The name of [`experts`] in tags, costs and errors.
+pub const EXPERTS: &str = "experts";
+const COMBINE: &str = "combine_shared";
+
+/// The workspace of one block of tokens stays under this, however long the step. A smaller one reads the experts'
+/// weights more often: 128 MiB is 3,264 tokens of the 35B-A3B in bf16, so an 8,192-token step reads them three times.
+const BLOCK_BYTES: u64 = 128 << 20;
+/// Blocks are whole multiples of this many tokens, and never smaller.
+const BLOCK_TOKENS: usize = 64;
+
+/// Sizes of an MoE layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dims {
+    /// Elements of a token's row.
+    pub hidden: usize,
+    /// Rows of one expert's gate, and of its up projection.
+    pub inter: usize,
+    /// Experts the router chooses from.
+    pub experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+}
+
+/// Which experts each token goes to: made by [`route`].
+#[derive(Debug)]
+pub struct Routing {
+    /// Expert ids, i32 `[T, k]`, by falling weight.
+    pub ids: Tensor,
+    /// Their weights, f32 `[T, k]`, of sum 1, rounded to the activation type.
+    pub weights: Tensor,
+}
+
+/// The weights of a layer's experts.
+#[derive(Debug)]
+pub struct Experts {
+    /// Gate rows then up rows of each slot, `[slots, 2 inter, H]`, bf16 or f32.
+    pub gate_up: Tensor,
+    /// Down projection of each slot, `[slots, H, inter]`, of `gate_up`'s type.
+    pub down: Tensor,
+    /// The slot of each expert, i32 `[experts]`; -1 is an absent expert, and routing to it is an error.
+    pub slots: Tensor,
+}
+
+/// How a call runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tactic {
+    /// Tokens of one block; the last one may be shorter.
+    pub block_tokens: usize,
+    /// Bytes of workspace, for one block: the pairs sorted by expert with the experts' offsets, their SwiGLU
+    /// activations `[pairs, inter]` and their outputs `[pairs, H]`.
+    pub workspace: u64,
+}
+
+/// A shape every test and bench runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// What it is for.
+    pub name: &'static str,
+    /// Tokens.
+    pub tokens: usize,
+    /// The layer.
+    pub dims: Dims,
+    /// Activations.
+    pub act: DType,
+    /// Experts' weights.
+    pub weights: DType,
+}
+
+/// The shapes worth trying: one token, odd sizes, one expert, all experts, the published E = 256, k = 8.
+pub fn cases() -> Vec<Case> {
+    let dims = |hidden, inter, experts, top_k| Dims { hidden, inter, experts, top_k };
+    let shapes = [
+        ("one token", 1, dims(32, 16, 4, 2)),
+        ("odd sizes", 13, dims(37, 19, 5, 3)),
+        ("one expert", 9, dims(24, 8, 1, 1)),
+        ("every expert", 6, dims(33, 17, 4, 4)),
+        ("more experts than tokens", 3, dims(64, 32, 256, 8)),
+        ("more tokens than experts", 150, dims(48, 40, 8, 2)),
+    ];
+    let mut cases = Vec::new();
+    for (act, weights) in [(DType::F32, DType::F32), (DType::F32, DType::Bf16), (DType::Bf16, DType::Bf16)] {
+        for (name, tokens, dims) in shapes {
+            cases.push(Case { name, tokens, dims, act, weights });
+        }
+    }
+    cases
+}
+
+fn aligned(bytes: u64) -> u64 {
+    bytes.next_multiple_of(ALIGN_BYTES)
+}
+
+fn workspace(tokens: usize, dims: Dims, act: DType) -> u64 {
+    let pairs = (tokens * dims.top_k) as u64;
+    aligned(4 * pairs)
+        + aligned(4 * (dims.experts as u64 + 1))
+        + aligned(pairs * dims.inter as u64 * act.bytes())
+        + aligned(pairs * dims.hidden as u64 * act.bytes())
+}
+
+/// The most tokens of one block.
+fn largest_block(dims: Dims, act: DType) -> usize {
+    let per_token = dims.top_k as u64 * (4 + (dims.inter + dims.hidden) as u64 * act.bytes());
+    let fit = (BLOCK_BYTES / per_token.max(1)) as usize;
+    (fit / BLOCK_TOKENS * BLOCK_TOKENS).max(BLOCK_TOKENS)
+}
+
+/// Blocks of equal size, as few as the workspace's limit allows. The card decides nothing here.
+pub fn tactic(_spec: &DeviceSpec, tokens: usize, dims: Dims, act: DType) -> Tactic {
+    let blocks = tokens.div_ceil(largest_block(dims, act)).max(1);
+    let block_tokens = tokens.div_ceil(blocks).max(1);
+    Tactic { block_tokens, workspace: workspace(block_tokens, dims, act) }
+}
+
+/// The most workspace of any step within `limits`.
+pub fn upper_bound(_spec: &DeviceSpec, limits: Limits, dims: Dims, act: DType) -> u64 {
+    workspace(limits.step_tokens.min(largest_block(dims, act)), dims, act)
+}
+
+/// The cost of [`experts`]. Weight bytes are those of the distinct experts expected under even routing,
+/// E (1 - (1 - k/E)^T).
+pub fn cost(tokens: usize, dims: Dims, act: DType, weights: DType) -> Cost {
+    let Dims { hidden, inter, experts, top_k } = dims;
+    let matrix = (hidden * inter) as u64;
+    let missed = (1.0 - top_k as f64 / experts as f64).powi(tokens.min(i32::MAX as usize) as i32);
+    let distinct = experts as f64 * (1.0 - missed);
+    Cost {
+        flops: (tokens * top_k) as u64 * 6 * matrix,
+        resident_bytes: (distinct * (3 * matrix * weights.bytes()) as f64).round() as u64,
+        activation_bytes: 2 * (tokens * hidden) as u64 * act.bytes() + 8 * (tokens * top_k) as u64,
+        unit: if act == DType::Bf16 { Unit::Bf16 } else { Unit::F32 },
+    }
+}
+
+/// The cost of [`route`].
+pub fn route_cost(tokens: usize, experts: usize, top_k: usize, logits: DType) -> Cost {
+    let (lanes, pairs) = ((tokens * experts) as u64, (tokens * top_k) as u64);
+    Cost {
+        flops: 4 * lanes + 2 * pairs,
+        resident_bytes: 0,
+        activation_bytes: lanes * logits.bytes() + 8 * pairs,
+        unit: Unit::F32,
+    }
+}
+
+/// The cost of [`combine_shared`].
+pub fn combine_cost(tokens: usize, hidden: usize, act: DType) -> Cost {
+    let elements = (tokens * hidden) as u64;
+    Cost {
+        flops: 2 * elements,
+        resident_bytes: 0,
+        activation_bytes: (3 * elements + tokens as u64) * act.bytes(),
+        unit: Unit::F32,
+    }
+}
+
+/// Chooses `top_k` of the E experts for each row of `logits` `[T, E]` (f32 or bf16): softmax over E in f32, the largest
+/// k, equal logits by lower id, weights divided by their sum and rounded to the activation type.
+///
+/// The order is that of the logits, which the softmax keeps, so it does not hang on how a device rounds exp. A row with
+/// NaN or +inf gets valid ids and NaN weights: its output is NaN and its request fails where logits are read.
+pub fn route(cx: &Cx, logits: &Tensor, top_k: usize) -> Result<Routing> {
+    let (tokens, experts) = (logits.rows(), logits.cols());
+    if logits.shape().len() != 2 || tokens == 0 || top_k == 0 || top_k > experts {
+        return Err(Error::shape(
+            ROUTE,
+            format!("router logits of shape {:?}, top_k {top_k}: must be [T, E] with 1 <= top_k <= E", logits.shape()),
+        ));
+    }
+    with_elem!(ROUTE, logits.dtype(), T => { let _: Option<T> = None; Ok(()) })?;
+    let mut ids = cx.alloc(ROUTE, "ids", DType::I32, &[tokens, top_k])?;
+    let mut weights = cx.alloc(ROUTE, "weights", DType::F32, &[tokens, top_k])?;
+    cx.note(ROUTE, route_cost(tokens, experts, top_k, logits.dtype()));
+    if let Arm::Cpu(_) = cx.device.arm() {
+        let (ids, weights) = (ids.host_mut::<i32>()?, weights.host_mut::<f32>()?);
+        with_elem!(ROUTE, logits.dtype(), L => with_elem!(ROUTE, cx.numerics.activations, A => {
+            reference::moe::route::<L, A>(logits.host()?, experts, top_k, ids, weights);
+            Ok(())
+        }))?;
+    }
+    Ok(Routing { ids, weights })
+}
+
+/// The chosen experts' outputs, weighted and summed: out = sum over k of w_k x down(silu(gate x) * up x), f32 inside,
+/// k in routing order; the SwiGLU activation and each expert's output are rounded to the activation type. x is
+/// `[T, H]` of the activation type, and so is the result.
+///
+/// Tokens are taken in blocks of bounded workspace ([`tactic`]); the result does not depend on where blocks end.
+/// An id outside the table, or an expert whose slot is -1, is an error that names it.
+pub fn experts(cx: &Cx, x: &Tensor, routing: &Routing, w: &Experts, inter: usize) -> Result<Tensor> {
+    let (tokens, hidden) = (x.rows(), x.cols());
+    let (act, wtype) = (cx.numerics.activations, w.gate_up.dtype());
+    let slots = w.gate_up.rows();
+    let top_k = routing.ids.cols();
+    let dims = Dims { hidden, inter, experts: w.slots.len(), top_k };
+    let expect = |what: &str, t: &Tensor, dtype: DType, shape: &[usize]| check::tensor(EXPERTS, what, t, dtype, shape);
+    expect("x", x, act, &[tokens, hidden])?;
+    expect("routing ids", &routing.ids, DType::I32, &[tokens, top_k])?;
+    expect("routing weights", &routing.weights, DType::F32, &[tokens, top_k])?;
+    expect("gate_up", &w.gate_up, wtype, &[slots, 2 * inter, hidden])?;
+    expect("down", &w.down, wtype, &[slots, hidden, inter])?;
+    expect("slots", &w.slots, DType::I32, &[dims.experts])?;
+    if tokens * hidden * inter * top_k == 0 || top_k > dims.experts {
+        return Err(Error::shape(
+            EXPERTS,
+            format!("{tokens} tokens to {top_k} of {} experts, {hidden} x {inter}; none may be 0", dims.experts),
+        ));
+    }
+    if act == DType::Bf16 && wtype == DType::F32 {
+        return Err(Error::shape(EXPERTS, "bf16 activations need bf16 weights, these are f32".to_owned()));
+    }
+    let tactic = tactic(cx.device.spec(), tokens, dims, act);
+    let mut out = cx.activation(EXPERTS, "out", &[tokens, hidden])?;
+    let _workspace =
+        cx.workspace(EXPERTS, tactic.workspace, |limits| upper_bound(cx.device.spec(), limits, dims, act))?;
+    cx.note(EXPERTS, cost(tokens, dims, act, wtype));
+    if let Arm::Cpu(_) = cx.device.arm() {
+        let routed = reference::moe::Routed {
+            ids: routing.ids.host()?,
+            weights: routing.weights.host()?,
+            slots: w.slots.host()?,
+        };
+        with_elem!(EXPERTS, act, A => with_elem!(EXPERTS, wtype, W => {
+            let weights = reference::moe::Weights { gate_up: w.gate_up.host::<W>()?, down: w.down.host()? };
+            reference::moe::experts(x.host::<A>()?, routed, weights, dims, tactic.block_tokens, out.host_mut()?)
+        }))?;
+    }
+    Ok(out)
+}
+
+/// out += sigmoid(gate) x shared, in f32, rounded to the activation type once. `out` and `shared` are `[T, H]`, `gate`
+/// is `[T, 1]`, all of the activation type.
+pub fn combine_shared(cx: &Cx, out: &mut Tensor, shared: &Tensor, gate: &Tensor) -> Result<()> {
+    let act = cx.numerics.activations;
+    let (tokens, hidden) = (out.rows(), out.cols());
+    check::matrix(COMBINE, "out", out)?;
+    check::tensor(COMBINE, "out", out, act, &[tokens, hidden])?;
+    check::tensor(COMBINE, "shared", shared, act, &[tokens, hidden])?;
+    check::tensor(COMBINE, "gate", gate, act, &[tokens, 1])?;
+    cx.note(COMBINE, combine_cost(tokens, hidden, act));
+    match cx.device.arm() {
+        Arm::Cpu(_) => with_elem!(COMBINE, act, A => {
+            reference::moe::combine_shared::<A>(out.host_mut()?, shared.host()?, gate.host()?, hidden);
+            Ok(())
+        }),
+        Arm::Plan => Ok(()),
+    }
+}

@@ -1,0 +1,357 @@
+//! From logits to a token: bias and penalties, temperature, min-p, top-k, top-p, a draw; and raw log-probabilities.
+//!
+//! The chain is vLLM's, in its order. Everything that decides a token is exact or integer (see
+//! [`reference::sampler`]), so the token of a row depends on its logits and its [`SampleRow`] alone: not on the batch,
+//! nor on how a device splits the row.
+
+pub mod row;
+
+use std::borrow::Borrow;
+
+pub use row::{LIST_STEP, MAX_BIASES, MAX_LOGPROBS, SampleRow};
+
+use crate::device::{Arm, DeviceSpec};
+use crate::error::{Error, Result};
+use crate::num::DType;
+use crate::ops::cost::{Cost, Unit};
+use crate::ops::{Cx, Limits, reference, with_elem};
+use crate::tensor::Tensor;
+
+const SAMPLE: &str = "sample";
+const LOGPROBS: &str = "logprobs";
+
+/// Most columns of a row of logits: probability masses are 64-bit integers of at least 40 bits below a row's sum.
+pub const MAX_VOCAB: usize = 1 << 22;
+
+/// Bytes of one row's parameters on the device: sixteen 32-bit words.
+const PARAM_BYTES: u64 = 64;
+/// Bytes of one edit on the device: id, count, bias, and the value to put back.
+const EDIT_BYTES: u64 = 16;
+/// Edits of the rows taken together, unless one row alone has more: 4 MiB.
+const GROUP_EDITS: usize = 1 << 18;
+/// A multi-block selection keeps, per row, a histogram of counts (4 B) and masses (8 B) by the leading 11 bits...
+const HISTOGRAM_BYTES: u64 = 2048 * (4 + 8);
+/// ... and one partial result per part of the row.
+const PARTIAL_BYTES: u64 = 16;
+/// Most parts of a row.
+const MAX_SPLITS: u32 = 64;
+
+/// A change to one lane of a row before anything else is looked at.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Edit {
+    /// The lane.
+    pub id: u32,
+    /// Times the token is in the output.
+    pub count: u32,
+    /// Whether the token is in the prompt or the output, so that the repetition penalty applies.
+    pub seen: bool,
+    /// Added first.
+    pub bias: f32,
+}
+
+/// How a call runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tactic {
+    /// Parts of a row that are scanned side by side.
+    pub splits: u32,
+    /// Bytes of workspace: each row's histogram and the partial results of its parts.
+    pub workspace: u64,
+}
+
+/// A drawn token for each row of logits.
+#[derive(Debug)]
+pub struct Sampled {
+    /// Token ids, i32 `[n]`; -1 where the row is not valid.
+    pub tokens: Tensor,
+    /// 1 where the row has a finite logit, else 0: u8 `[n]`.
+    pub valid: Tensor,
+    /// Raw log-probability of the token, f32 `[n]`; NaN where the row is not valid.
+    pub logprobs: Tensor,
+    /// The most likely tokens by raw logits, where some row asks for them.
+    pub top: Option<TopLogprobs>,
+}
+
+/// The most likely tokens of each row, by raw logits, larger first, equal ones by lower id.
+#[derive(Debug)]
+pub struct TopLogprobs {
+    /// i32 `[n, m]`; -1 past the row's own count or its finite lanes.
+    pub ids: Tensor,
+    /// f32 `[n, m]`; -inf where the id is -1.
+    pub logprobs: Tensor,
+}
+
+/// One row's result, read back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    /// The id.
+    pub id: u32,
+    /// Its raw log-probability.
+    pub logprob: f32,
+    /// (id, raw log-probability) of the most likely tokens, as many as the row asked for (fewer where fewer are finite).
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Raw log-probabilities of given tokens: made by [`logprobs`].
+#[derive(Debug)]
+pub struct Logprobs {
+    /// f32 `[n]`; -inf where the target's own logit is not finite or its id is not decodable, NaN where the row is not
+    /// valid.
+    pub targets: Tensor,
+    /// 1 where the row has a finite logit, else 0: u8 `[n]`.
+    pub valid: Tensor,
+    /// The most likely tokens, where asked for.
+    pub top: Option<TopLogprobs>,
+}
+
+/// A shape every test and bench runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// What it is for.
+    pub name: &'static str,
+    /// Rows of logits.
+    pub rows: usize,
+    /// Columns.
+    pub vocab: usize,
+    /// Ids below this may be drawn.
+    pub decodable: usize,
+    /// Type of the logits.
+    pub dtype: DType,
+}
+
+/// The shapes worth trying: one lane, padding beyond the decodable ids, odd sizes, the published vocabulary.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in [DType::F32, DType::Bf16] {
+        for (name, rows, vocab, decodable) in [
+            ("one lane", 1, 1, 1),
+            ("padded", 3, 320, 300),
+            ("odd", 7, 1031, 1031),
+            ("published vocabulary", 2, 248_320, 248_077),
+        ] {
+            cases.push(Case { name, rows, vocab, decodable, dtype });
+        }
+    }
+    cases
+}
+
+/// Enough parts for two blocks on each multiprocessor.
+pub fn tactic(spec: &DeviceSpec, rows: usize) -> Tactic {
+    let splits = (2 * spec.sms).div_ceil(rows.max(1) as u32).clamp(1, MAX_SPLITS);
+    let workspace = rows as u64 * (HISTOGRAM_BYTES + u64::from(splits) * PARTIAL_BYTES);
+    Tactic { splits, workspace }
+}
+
+/// The most workspace of up to `limits.batch` rows: they have at most [`MAX_SPLITS`] parts each, and together at most
+/// one more than `2 sms` for each row (the division rounds up).
+pub fn upper_bound(spec: &DeviceSpec, limits: Limits) -> u64 {
+    let rows = limits.batch as u64;
+    let parts = (u64::from(MAX_SPLITS) * rows).min(2 * u64::from(spec.sms) + rows);
+    rows * HISTOGRAM_BYTES + parts * PARTIAL_BYTES
+}
+
+/// The most bytes of edit lists of up to `limits.batch` rows over `vocab` ids. Rows are taken in groups whose edits fit
+/// [`GROUP_EDITS`] together, or alone, so the bound does not grow with batch x context.
+pub fn edits_upper_bound(limits: Limits, vocab: usize) -> u64 {
+    // A row has each token of its sequence in one list of distinct ids, or in both.
+    let seen = limits.context.min(2 * vocab);
+    let row = (MAX_BIASES + seen).next_multiple_of(LIST_STEP);
+    let group = limits.batch.saturating_mul(row).min(GROUP_EDITS.max(row));
+    group as u64 * EDIT_BYTES
+}
+
+/// The cost of sampling `rows` rows: one reading of the logits; a few operations per lane.
+pub fn cost(rows: usize, vocab: usize, dtype: DType) -> Cost {
+    const FLSAMPLES_PER_LANE: u64 = 40;
+    let lanes = (rows * vocab) as u64;
+    Cost {
+        flops: lanes * FLSAMPLES_PER_LANE,
+        resident_bytes: 0,
+        activation_bytes: lanes * dtype.bytes() + rows as u64 * (PARAM_BYTES + 9),
+        unit: Unit::F32,
+    }
+}
+
+/// The edits of a row, by rising id, each id once.
+pub fn edits(row: &SampleRow, vocab: usize) -> Result<Vec<Edit>> {
+    let mut list: Vec<Edit> = row.bias.iter().map(|&(id, bias)| Edit { id, count: 0, seen: false, bias }).collect();
+    if row.repeats() {
+        list.extend(row.prompt_ids.iter().map(|&id| Edit { id, count: 0, seen: true, bias: 0.0 }));
+    }
+    if row.penalises() {
+        let counted = row.output_counts.iter().filter(|(_, count)| *count > 0);
+        list.extend(counted.map(|&(id, count)| Edit { id, count, seen: true, bias: 0.0 }));
+    }
+    if let Some(edit) = list.iter().find(|e| e.id as usize >= vocab) {
+        return Err(Error::shape(
+            SAMPLE,
+            format!("token {} of a prompt or output, the vocabulary has {vocab}", edit.id),
+        ));
+    }
+    list.sort_by_key(|e| e.id);
+    list.dedup_by(|next, kept| {
+        let same = next.id == kept.id;
+        if same {
+            kept.count = kept.count.saturating_add(next.count);
+            kept.seen |= next.seen;
+            kept.bias += next.bias;
+        }
+        same
+    });
+    Ok(list)
+}
+
+/// The most edits any group of consecutive rows has.
+fn largest_group(counts: impl Iterator<Item = usize>) -> usize {
+    let (mut largest, mut group) = (0, 0);
+    for count in counts {
+        group = if group + count > GROUP_EDITS { count } else { group + count };
+        largest = largest.max(group);
+    }
+    largest
+}
+
+/// Draws a token for each row of `logits` `[n, V]` (f32 or bf16) by the parameters of `rows[i]`; ids from `decodable`
+/// on are never drawn, and NaN and infinite lanes are ignored. A row without a finite lane is not valid and has no
+/// token.
+///
+/// The order is vLLM's: bias (added), repetition penalty (divides positive logits, multiplies negative ones, of prompt
+/// and output tokens), frequency then presence penalty (subtracted, output tokens), temperature (divides), min-p,
+/// top-k, top-p, the draw. Temperatures below 1e-5 take the largest logit after the penalties, equal ones by lower id.
+///
+/// Ties. top-k keeps every value equal to the k-th, as vLLM does, but k = 1 is the greedy token. top-p keeps the fewest
+/// tokens, larger first and equal ones by lower id, whose share of what top-k left reaches p; at least one.
+///
+/// Parameters out of range are [`Error::Request`] ([`SampleRow::check`]).
+pub fn sample<R: Borrow<SampleRow>>(cx: &Cx, logits: &Tensor, rows: &[R], decodable: usize) -> Result<Sampled> {
+    check_logits(SAMPLE, logits, decodable)?;
+    let (n, vocab) = (logits.rows(), logits.cols());
+    if rows.len() != n {
+        return Err(Error::shape(SAMPLE, format!("{n} rows of logits, {} rows of parameters", rows.len())));
+    }
+    let mut lists = Vec::with_capacity(n);
+    for row in rows {
+        row.borrow().check(decodable)?;
+        lists.push(edits(row.borrow(), vocab)?);
+    }
+    let places = largest_group(rows.iter().map(|r| r.borrow().edits()));
+    let edit_bytes = places as u64 * EDIT_BYTES;
+    let edit_bytes = cx.bound.map_or(edit_bytes, |limits| edits_upper_bound(limits, vocab).max(edit_bytes));
+    let asked = rows.iter().map(|r| r.borrow().logprobs as usize).max().unwrap_or(0);
+    let asked = if cx.bound.is_some() { MAX_LOGPROBS } else { asked };
+
+    let mut tokens = cx.alloc(SAMPLE, "tokens", DType::I32, &[n])?;
+    let mut valid = cx.alloc(SAMPLE, "valid", DType::U8, &[n])?;
+    let mut logprobs = cx.alloc(SAMPLE, "logprobs", DType::F32, &[n])?;
+    let mut top = TopLogprobs::alloc(cx, SAMPLE, n, asked)?;
+    let _params = cx.alloc(SAMPLE, "params", DType::U8, &[n, PARAM_BYTES as usize])?;
+    let _edits = (edit_bytes > 0).then(|| cx.alloc(SAMPLE, "edits", DType::U8, &[edit_bytes as usize])).transpose()?;
+    let spec = cx.device.spec();
+    let _workspace = cx.workspace(SAMPLE, tactic(spec, n).workspace, |limits| upper_bound(spec, limits))?;
+    cx.note(SAMPLE, cost(n, vocab, logits.dtype()));
+    if let Arm::Cpu(_) = cx.device.arm() {
+        let drawn: Vec<_> = with_elem!(SAMPLE, logits.dtype(), L => {
+            let params: Vec<&SampleRow> = rows.iter().map(Borrow::borrow).collect();
+            Ok(reference::sampler::sample::<L>(logits.host()?, vocab, decodable, &params, &lists))
+        })?;
+        for (i, row) in drawn.iter().enumerate() {
+            tokens.host_mut::<i32>()?[i] = row.token.map_or(-1, |(id, _)| id as i32);
+            valid.host_mut::<u8>()?[i] = u8::from(row.token.is_some());
+            logprobs.host_mut::<f32>()?[i] = row.token.map_or(f32::NAN, |(_, logprob)| logprob);
+            if let Some(top) = &mut top {
+                top.put(i, &row.top)?;
+            }
+        }
+    }
+    Ok(Sampled { tokens, valid, logprobs, top })
+}
+
+/// Log-softmax of the raw logits `[n, V]` (f32 or bf16) at `targets` (i32 `[n]`), and the `top_n` most likely tokens.
+/// The distribution is over the finite lanes of the decodable ids. A target outside 0..V is an error that names it.
+pub fn logprobs(cx: &Cx, logits: &Tensor, targets: &Tensor, top_n: usize, decodable: usize) -> Result<Logprobs> {
+    check_logits(LOGPROBS, logits, decodable)?;
+    let (n, vocab) = (logits.rows(), logits.cols());
+    if targets.shape() != [n] || targets.dtype() != DType::I32 {
+        return Err(Error::shape(
+            LOGPROBS,
+            format!("targets are {} {:?}, must be i32 [{n}]", targets.dtype(), targets.shape()),
+        ));
+    }
+    if top_n > MAX_LOGPROBS {
+        return Err(Error::shape(LOGPROBS, format!("{top_n} most likely tokens, at most {MAX_LOGPROBS}")));
+    }
+    let mut out = cx.alloc(LOGPROBS, "targets", DType::F32, &[n])?;
+    let mut valid = cx.alloc(LOGPROBS, "valid", DType::U8, &[n])?;
+    let mut top = TopLogprobs::alloc(cx, LOGPROBS, n, if cx.bound.is_some() { MAX_LOGPROBS } else { top_n })?;
+    cx.note(LOGPROBS, cost(n, vocab, logits.dtype()));
+    if let Arm::Cpu(_) = cx.device.arm() {
+        let targets = targets.host::<i32>()?;
+        if let Some((i, t)) = targets.iter().enumerate().find(|(_, t)| **t < 0 || **t as usize >= vocab) {
+            return Err(Error::shape(LOGPROBS, format!("target {t} of row {i}, the vocabulary has {vocab}")));
+        }
+        let rows = with_elem!(LOGPROBS, logits.dtype(), L => {
+            Ok(reference::sampler::logprobs::<L>(logits.host()?, vocab, decodable, targets, top_n))
+        })?;
+        for (i, row) in rows.iter().enumerate() {
+            out.host_mut::<f32>()?[i] = row.target.unwrap_or(f32::NAN);
+            valid.host_mut::<u8>()?[i] = u8::from(row.target.is_some());
+            if let Some(top) = &mut top {
+                top.put(i, &row.top)?;
+            }
+        }
+    }
+    Ok(Logprobs { targets: out, valid, top })
+}
+
+fn check_logits(op: &'static str, logits: &Tensor, decodable: usize) -> Result<()> {
+    let (shape, vocab) = (logits.shape(), logits.cols());
+    if shape.len() != 2 || logits.is_empty() || vocab > MAX_VOCAB {
+        return Err(Error::shape(op, format!("logits of shape {shape:?}, must be [n, V], V at most {MAX_VOCAB}")));
+    }
+    if decodable == 0 || decodable > vocab {
+        return Err(Error::shape(op, format!("{decodable} decodable ids, must be 1 to the {vocab} columns of logits")));
+    }
+    with_elem!(op, logits.dtype(), T => { let _: Option<T> = None; Ok(()) })
+}
+
+impl TopLogprobs {
+    fn alloc(cx: &Cx, op: &'static str, rows: usize, per_row: usize) -> Result<Option<TopLogprobs>> {
+        if per_row == 0 {
+            return Ok(None);
+        }
+        let ids = cx.alloc(op, "top_ids", DType::I32, &[rows, per_row])?;
+        let logprobs = cx.alloc(op, "top_logprobs", DType::F32, &[rows, per_row])?;
+        Ok(Some(TopLogprobs { ids, logprobs }))
+    }
+
+    fn put(&mut self, row: usize, top: &[(u32, f32)]) -> Result<()> {
+        let m = self.ids.cols();
+        let ids = &mut self.ids.host_mut::<i32>()?[row * m..][..m];
+        ids.fill(-1);
+        ids.iter_mut().zip(top).for_each(|(d, s)| *d = s.0 as i32);
+        let logprobs = &mut self.logprobs.host_mut::<f32>()?[row * m..][..m];
+        logprobs.fill(f32::NEG_INFINITY);
+        logprobs.iter_mut().zip(top).for_each(|(d, s)| *d = s.1);
+        Ok(())
+    }
+
+    /// Row `row` as pairs (id, log-probability), read back.
+    pub fn row(&self, row: usize) -> Result<Vec<(u32, f32)>> {
+        let m = self.ids.cols();
+        let ids = &self.ids.host::<i32>()?[row * m..][..m];
+        let logprobs = &self.logprobs.host::<f32>()?[row * m..][..m];
+        Ok(ids.iter().zip(logprobs).take_while(|(id, _)| **id >= 0).map(|(&id, &l)| (id as u32, l)).collect())
+    }
+}
+
+impl Sampled {
+    /// Every row, read back; `None` where the row is not valid. [`Error::NoData`] on the plan device.
+    pub fn read(&self) -> Result<Vec<Option<Token>>> {
+        let (tokens, logprobs) = (self.tokens.host::<i32>()?, self.logprobs.host::<f32>()?);
+        let mut rows = Vec::with_capacity(tokens.len());
+        for (i, &valid) in self.valid.host::<u8>()?.iter().enumerate() {
+            let top = self.top.as_ref().map_or(Ok(Vec::new()), |top| top.row(i))?;
+            rows.push((valid != 0).then(|| Token { id: tokens[i] as u32, logprob: logprobs[i], top }));
+        }
+        Ok(rows)
+    }
+}
