@@ -5,6 +5,7 @@ mod engine;
 mod fixture;
 mod golden;
 mod harness;
+mod mem;
 mod ops;
 mod plan;
 mod tidy;
