@@ -1,2 +1,3 @@
 //! Highwater.
 pub mod error;
+pub mod mem;
