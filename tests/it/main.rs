@@ -9,3 +9,6 @@ mod mem;
 mod ops;
 mod plan;
 mod tidy;
+//! The one test binary, a module per room.
+
+mod mem;
