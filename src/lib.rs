@@ -9,3 +9,7 @@ pub mod device;
 pub mod engine;
 pub mod error;
 pub mod mem;
+pub mod model;
+pub mod num;
+pub mod ops;
+pub mod tensor;

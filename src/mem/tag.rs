@@ -170,3 +170,9 @@ fn slot_of(tag: Tag) -> usize {
     let buffer = (tag.buffer.as_ptr().addr() as u64 ^ (tag.layer as u64) << 48).wrapping_mul(GOLDEN);
     ((op.rotate_left(32) ^ buffer) >> (u64::BITS - RECENT.ilog2())) as usize
 }
+
+impl Serialize for Layer {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}

@@ -9,6 +9,3 @@ mod mem;
 mod ops;
 mod plan;
 mod tidy;
-//! The one test binary, a module per room.
-
-mod mem;
