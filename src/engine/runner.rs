@@ -115,6 +115,8 @@ impl Runner {
     /// was there before is freed first.
     pub fn allocate(&mut self, limits: Limits, pages: usize, slots: usize) -> Result<()> {
         self.pools = None;
+        // The last step's peak is kept free until the next begins; pools may take it.
+        self.device.begin_step();
         let state = cache::allocate(&self.device, &self.model.state(), pages, slots)?;
         let inputs = StepInputs::new(&self.device, limits)?;
         self.pools = Some(Pools { state, inputs });
