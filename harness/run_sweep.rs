@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use highwater::checkpoint::Source;
 use highwater::error::{Error, mib};
 use highwater::num::DType;
@@ -69,6 +69,8 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
             print("Planned without a GPU: the largest prefill chunk (tokens) that fits, ")?;
             print(&format!("each sequence holding {USUAL_CONTEXT} tokens\n"))?;
             print(&fits.text())?;
+            let file = out.join("fits.md");
+            std::fs::write(&file, fits.markdown()).with_context(|| format!("cannot write {}", file.display()))?;
             rows.extend(planned);
         }
     }

@@ -15,7 +15,7 @@ use crate::ops::batch::Placement;
 use crate::ops::cost::Metered;
 use crate::ops::sampler::{self, SampleRow};
 use crate::ops::{Batch, Cx, Limits, Meter, Numerics, Span, StepInputs, fill};
-use crate::tensor::{Elem as _, Tensor};
+use crate::tensor::Tensor;
 
 /// Rows of logits computed at once where every row of a prompt is wanted.
 pub const LOGIT_BLOCK_ROWS: usize = 64;
