@@ -52,7 +52,9 @@ fn bench(c: &mut Criterion) {
             let mut rows = vec![row; case.rows];
             group.bench_function(BenchmarkId::new(format!("{} {}", case.name, case.dtype), kind), |b| {
                 b.iter(|| {
-                    rows.iter_mut().for_each(|row| row.step += 1);
+                    for row in &mut rows {
+                        row.step += 1;
+                    }
                     device.begin_step();
                     sampler::sample(&cx, black_box(&logits), &rows, case.decodable).unwrap()
                 });

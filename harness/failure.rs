@@ -27,7 +27,7 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
 
 impl Failure {
     /// A mistake of the command line that was found after it was read.
-    pub(crate) fn usage(error: anyhow::Error) -> Failure {
+    pub(crate) fn usage(error: &anyhow::Error) -> Failure {
         Error::Request { param: "--axis", what: format!("{error:#}") }.into()
     }
 
