@@ -38,7 +38,9 @@ pub fn parse(file: &Path, bytes: &[u8]) -> Result<Index> {
     let mut de = serde_json::Deserializer::from_str(text);
     let found = Top.deserialize(&mut de).and_then(|v| de.end().map(|()| v)).map_err(|e| json::syntax(file, &e))?;
     match found {
-        Some(index) if index.tensors.is_empty() => Err(Error::checkpoint(file, "weight_map is empty; it must name each tensor's file")),
+        Some(index) if index.tensors.is_empty() => {
+            Err(Error::checkpoint(file, "weight_map is empty; it must name each tensor's file"))
+        }
         Some(index) => Ok(index),
         None => Err(Error::checkpoint(file, "no weight_map; it must name each tensor's file")),
     }

@@ -15,6 +15,7 @@
 //! | folder.rs | which files of a folder make a checkpoint |
 //! | account.rs | every tensor matched to a parameter, skipped or refused |
 //! | disk.rs | [`Checkpoint`]: open files and positioned reads |
+//! | verdict.rs | what a source says about one linear module |
 //! | model_ref.rs | [`ModelRef`]: what a user may write for a model |
 //!
 //! Imports `error` only. A device, an arena or a kernel has no place here: bytes go into a slice the caller owns.
@@ -33,6 +34,7 @@ mod names;
 mod quant;
 mod source;
 mod tokenizer;
+mod verdict;
 
 pub use account::{Entry, Skipped};
 pub use builtin::names;
@@ -42,3 +44,4 @@ pub use header::Dtype;
 pub use model_ref::{ModelRef, Recipe};
 pub use names::SkipRule;
 pub use source::Source;
+pub use verdict::{RowScale, Verdict};

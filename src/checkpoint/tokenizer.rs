@@ -51,7 +51,8 @@ fn document<'a, T: Deserialize<'a>>(file: &Path, bytes: &'a [u8]) -> Result<T> {
 fn checked(file: &Path, field: &str, id: Option<u64>, vocab: usize) -> Result<()> {
     match id {
         Some(id) if id >= vocab as u64 => {
-            let what = format!("token id {id}; the model has {vocab} rows (vocab_size): this is another model's tokenizer");
+            let what =
+                format!("token id {id}; the model has {vocab} rows (vocab_size): this is another model's tokenizer");
             Err(Error::config(file, field, what))
         }
         _ => Ok(()),
