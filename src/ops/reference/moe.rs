@@ -5,8 +5,13 @@
 
 use rayon::prelude::*;
 
+use super::quantise::round_trip;
+use super::weight::Matrix;
 use crate::error::{Error, Result};
-use crate::ops::moe::{Dims, EXPERTS};
+use crate::ops::moe::{Dims, EXPERTS, Experts, Inputs};
+use crate::ops::quantise::Form;
+use crate::ops::scheme::{ActScheme, Global};
+use crate::ops::weight::{InputScale, Weight};
 use crate::tensor::Elem;
 
 /// Weight rows of one task.
@@ -25,13 +30,64 @@ pub struct Routed<'a> {
     pub slots: &'a [i32],
 }
 
-/// The experts' matrices, slot after slot.
+/// One projection of every slot, and how its input is quantised.
 #[derive(Debug, Clone, Copy)]
-pub struct Weights<'a, W> {
-    /// `[slots, 2 inter, H]`.
-    pub gate_up: &'a [W],
-    /// `[slots, H, inter]`.
-    pub down: &'a [W],
+struct Side<'a> {
+    matrix: Matrix<'a>,
+    /// The row of slot 0.
+    first: usize,
+    /// Rows from one slot to the next.
+    stride: usize,
+    act: ActScheme,
+    /// By slot, where the scheme stores them.
+    scales: &'a [f32],
+    sense: Global,
+}
+
+impl<'a> Side<'a> {
+    fn of(w: &'a Weight, act: ActScheme, first: usize, stride: usize) -> Result<Side<'a>> {
+        let scales = if let InputScale::Each(scales) = w.input() { scales.host()? } else { &[] };
+        let sense = if act == ActScheme::Nvfp4 { w.global()? } else { Global::Multiplies };
+        Ok(Side { matrix: Matrix::weight(w)?, first, stride, act, scales, sense })
+    }
+
+    fn row(&self, slot: usize, row: usize) -> usize {
+        self.first + slot * self.stride + row
+    }
+
+    fn form(&self, slot: usize) -> Option<Form> {
+        match self.act {
+            ActScheme::None => None,
+            ActScheme::Fp8Tensor => Some(Form::Fp8Tensor(self.scales[slot])),
+            ActScheme::Fp8Token => Some(Form::Fp8Token),
+            ActScheme::Fp8Group => Some(Form::Fp8Group),
+            ActScheme::Nvfp4 => Some(Form::Nvfp4(self.scales[slot], self.sense)),
+        }
+    }
+}
+
+/// The experts' matrices.
+#[derive(Debug, Clone, Copy)]
+pub struct Weights<'a> {
+    gate: Side<'a>,
+    up: Side<'a>,
+    down: Side<'a>,
+    slots: usize,
+}
+
+impl<'a> Weights<'a> {
+    /// The host's view of `w`, whose inputs are quantised as `inputs` says; the op has checked the sizes.
+    pub fn of(w: &'a Experts, inputs: Inputs, dims: Dims, slots: usize) -> Result<Weights<'a>> {
+        let inter = dims.inter;
+        let (gate, up) = match w.gate_up.parts() {
+            [gate, up] => (Side::of(gate, inputs.x[0], 0, inter)?, Side::of(up, inputs.x[1], 0, inter)?),
+            parts => {
+                let gate = Side::of(&parts[0], inputs.x[0], 0, 2 * inter)?;
+                (gate, Side { first: inter, ..gate })
+            }
+        };
+        Ok(Weights { gate, up, down: Side::of(&w.down, inputs.h, 0, dims.hidden)?, slots })
+    }
 }
 
 /// Softmax, top-k and renormalisation of each row. The softmax's sum runs over rising ids, the weights' sum over the
@@ -70,34 +126,32 @@ struct Group {
 }
 
 /// Sums of the weighted experts of every token, block after block. Scratch on the heap: one block's rows and pairs in
-/// f32.
-pub fn experts<A: Elem, W: Elem>(
+/// f32, and two rows of weights per thread.
+pub fn experts<A: Elem>(
     x: &[A],
     routed: Routed,
-    weights: Weights<W>,
+    weights: &Weights,
     dims: Dims,
     block_tokens: usize,
     out: &mut [A],
 ) -> Result<()> {
     let Dims { hidden, inter, top_k, .. } = dims;
-    let slots = weights.down.len() / (hidden * inter);
     let blocks = x.chunks(block_tokens * hidden).zip(out.chunks_mut(block_tokens * hidden)).enumerate();
     for (block, (x, out)) in blocks {
         let first = block * block_tokens * top_k;
         let pairs = x.len() / hidden * top_k;
         let ids = &routed.ids[first..first + pairs];
         let mix = &routed.weights[first..first + pairs];
-        let groups = group(ids, block * block_tokens, routed.slots, slots, top_k)?;
+        let groups = group(ids, block * block_tokens, routed.slots, weights.slots, top_k)?;
         let x: Vec<f32> = x.iter().map(|v| v.to_f32()).collect();
         let outputs: Vec<Vec<f32>> = groups
             .par_iter()
             .map(|g| {
-                let gate_up = &weights.gate_up[g.slot * 2 * inter * hidden..][..2 * inter * hidden];
-                let down = &weights.down[g.slot * hidden * inter..][..hidden * inter];
                 let rows: Vec<&[f32]> = g.pairs.iter().map(|&(t, _)| &x[t * hidden..][..hidden]).collect();
-                let act = swiglu::<A, W>(&rows, gate_up, inter, hidden);
+                let mut act = swiglu::<A>(&rows, weights, g.slot, inter);
+                quantised(&mut act, inter, weights.down.form(g.slot));
                 let rows: Vec<&[f32]> = act.chunks(inter).collect();
-                let mut y = product::<W>(&rows, down, hidden, inter);
+                let mut y = product(&rows, &weights.down, g.slot, hidden);
                 for v in &mut y {
                     *v = A::from_f32(*v).to_f32();
                 }
@@ -158,40 +212,64 @@ fn group(ids: &[i32], first_token: usize, table: &[i32], slots: usize, top_k: us
     Ok(groups)
 }
 
+/// Rows after quantisation, each by itself.
+fn quantised(rows: &mut [f32], cols: usize, form: Option<Form>) {
+    if let Some(form) = form {
+        rows.par_chunks_mut(cols).for_each(|row| round_trip(row, form));
+    }
+}
+
 /// round(silu(gate x) * up x) of each row, `[rows, inter]`.
-fn swiglu<A: Elem, W: Elem>(rows: &[&[f32]], gate_up: &[W], inter: usize, hidden: usize) -> Vec<f32> {
-    let (gate, up) = gate_up.split_at(inter * hidden);
+fn swiglu<A: Elem>(rows: &[&[f32]], weights: &Weights, slot: usize, inter: usize) -> Vec<f32> {
+    let (hidden, gate, up) = (rows[0].len(), &weights.gate, &weights.up);
+    let entering = |side: &Side| {
+        let mut rows = rows.concat();
+        quantised(&mut rows, hidden, side.form(slot));
+        rows
+    };
+    let for_gate = entering(gate);
+    let of_its_own = (up.form(slot) != gate.form(slot)).then(|| entering(up));
+    let for_up = of_its_own.as_ref().unwrap_or(&for_gate);
     let mut by_column = vec![0.0; inter * rows.len()];
-    by_column.par_chunks_mut(TASK_ROWS * rows.len()).enumerate().for_each(|(task, out)| {
-        for (j, out) in out.chunks_mut(rows.len()).enumerate() {
-            let row = (task * TASK_ROWS + j) * hidden;
-            let (gate, up) = (&gate[row..row + hidden], &up[row..row + hidden]);
-            for (x, out) in rows.iter().zip(out) {
-                let [g, u] = dot2(x, gate, up);
-                *out = A::from_f32(g / (1.0 + (-g).exp()) * u).to_f32();
+    by_column.par_chunks_mut(TASK_ROWS * rows.len()).enumerate().for_each_init(
+        || [vec![0.0; hidden], vec![0.0; hidden]],
+        |[a, b], (task, out)| {
+            for (j, out) in out.chunks_mut(rows.len()).enumerate() {
+                let row = task * TASK_ROWS + j;
+                let gate = gate.matrix.row(gate.row(slot, row), a);
+                let up = up.matrix.row(up.row(slot, row), b);
+                for ((xg, xu), out) in for_gate.chunks(hidden).zip(for_up.chunks(hidden)).zip(out) {
+                    let [g, u] = dot2([xg, xu], gate, up);
+                    *out = A::from_f32(g / (1.0 + (-g).exp()) * u).to_f32();
+                }
             }
-        }
-    });
+        },
+    );
     transpose(&by_column, rows.len())
 }
 
-/// The product of each row with each of the `n` rows of `w` `[n, k]`, `[rows, n]`.
-fn product<W: Elem>(rows: &[&[f32]], w: &[W], n: usize, k: usize) -> Vec<f32> {
+/// The product of each row with each of a slot's `n` rows, `[rows, n]`.
+fn product(rows: &[&[f32]], side: &Side, slot: usize, n: usize) -> Vec<f32> {
+    let cols = rows[0].len();
     let mut by_column = vec![0.0; n * rows.len()];
-    by_column.par_chunks_mut(TASK_ROWS * rows.len()).enumerate().for_each(|(task, out)| {
-        for (j, out) in out.chunks_mut(2 * rows.len()).enumerate() {
-            let first = task * TASK_ROWS + 2 * j;
-            let second = (first + 1).min(n - 1);
-            let (a, b) = (&w[first * k..][..k], &w[second * k..][..k]);
-            for (r, x) in rows.iter().enumerate() {
-                let [a, b] = dot2(x, a, b);
-                out[r] = a;
-                if let Some(out) = out.get_mut(rows.len() + r) {
-                    *out = b;
+    by_column.par_chunks_mut(TASK_ROWS * rows.len()).enumerate().for_each_init(
+        || [vec![0.0; cols], vec![0.0; cols]],
+        |[a, b], (task, out)| {
+            for (j, out) in out.chunks_mut(2 * rows.len()).enumerate() {
+                let first = task * TASK_ROWS + 2 * j;
+                let second = (first + 1).min(n - 1);
+                let a = side.matrix.row(side.row(slot, first), a);
+                let b = side.matrix.row(side.row(slot, second), b);
+                for (r, &x) in rows.iter().enumerate() {
+                    let [a, b] = dot2([x, x], a, b);
+                    out[r] = a;
+                    if let Some(out) = out.get_mut(rows.len() + r) {
+                        *out = b;
+                    }
                 }
             }
-        }
-    });
+        },
+    );
     transpose(&by_column, rows.len())
 }
 
@@ -207,22 +285,22 @@ fn transpose(by_column: &[f32], rows: usize) -> Vec<f32> {
     out
 }
 
-/// x . a and x . b, in the order of the head of this file.
+/// x0 . a and x1 . b, in the order of the head of this file.
 #[inline]
-fn dot2<W: Elem>(x: &[f32], a: &[W], b: &[W]) -> [f32; 2] {
+fn dot2(x: [&[f32]; 2], a: &[f32], b: &[f32]) -> [f32; 2] {
     let (mut p, mut q) = ([0.0f32; LANES], [0.0f32; LANES]);
-    let (xs, x_rest) = x.as_chunks::<LANES>();
+    let [(x0, rest0), (x1, rest1)] = x.map(|x| x.as_chunks::<LANES>());
     let (xa, a_rest) = a.as_chunks::<LANES>();
     let (xb, b_rest) = b.as_chunks::<LANES>();
-    for ((x, a), b) in xs.iter().zip(xa).zip(xb) {
+    for (((x0, x1), a), b) in x0.iter().zip(x1).zip(xa).zip(xb) {
         for l in 0..LANES {
-            p[l] += x[l] * a[l].to_f32();
-            q[l] += x[l] * b[l].to_f32();
+            p[l] += x0[l] * a[l];
+            q[l] += x1[l] * b[l];
         }
     }
-    for (l, ((x, a), b)) in x_rest.iter().zip(a_rest).zip(b_rest).enumerate() {
-        p[l] += x * a.to_f32();
-        q[l] += x * b.to_f32();
+    for (l, (((x0, x1), a), b)) in rest0.iter().zip(rest1).zip(a_rest).zip(b_rest).enumerate() {
+        p[l] += x0 * a;
+        q[l] += x1 * b;
     }
     [tree(p), tree(q)]
 }
