@@ -1,10 +1,12 @@
 //! Experts on the host. Tokens are independent: a token's row is the same bits alone, in any batch, in any block.
 //!
-//! A dot product over K keeps 16 partial sums, sum l over k = l mod 16 in rising k, and adds them as a tree: l with
-//! l + 8, then + 4, + 2, + 1. A token's output is w_0 y_0 + w_1 y_1 + ... in routing order.
+//! Projections are those of [`linear`], in its order. A token's output is w_0 y_0 + w_1 y_1 + ... in routing order.
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::linear::Product;
 use super::quantise::round_trip;
 use super::weight::Matrix;
 use crate::error::{Error, Result};
@@ -12,12 +14,7 @@ use crate::ops::moe::{Dims, EXPERTS, Experts, Inputs};
 use crate::ops::quantise::Form;
 use crate::ops::scheme::{ActScheme, Global};
 use crate::ops::weight::{InputScale, Weight};
-use crate::tensor::Elem;
-
-/// Weight rows of one task.
-const TASK_ROWS: usize = 32;
-/// Partial sums of a dot product.
-const LANES: usize = 16;
+use crate::tensor::{Elem, Rows};
 
 /// The router's choice and where the experts are.
 #[derive(Debug, Clone, Copy)]
@@ -51,8 +48,11 @@ impl<'a> Side<'a> {
         Ok(Side { matrix: Matrix::weight(w)?, first, stride, act, scales, sense })
     }
 
-    fn row(&self, slot: usize, row: usize) -> usize {
-        self.first + slot * self.stride + row
+    /// A slot's outputs of rows `x`, `cols` elements each, into columns of `y`.
+    fn product<Y: Elem>(&self, x: &[f32], slot: usize, cols: usize, y: &mut [Y], pitch: usize, columns: Range<usize>) {
+        let x = Matrix::F32(Rows::dense(x, cols));
+        let first_row = self.first + slot * self.stride;
+        Product { x: &x, w: &self.matrix, first_row, inputs: cols }.write(y, pitch, columns);
     }
 
     fn form(&self, slot: usize) -> Option<Form> {
@@ -125,8 +125,8 @@ struct Group {
     pairs: Vec<(usize, usize)>,
 }
 
-/// Sums of the weighted experts of every token, block after block. Scratch on the heap: one block's rows and pairs in
-/// f32, and two rows of weights per thread.
+/// Sums of the weighted experts of every token, block after block. Scratch on the heap: one block's pairs, their
+/// rows, activations (f32 before and after the SwiGLU) and outputs.
 pub fn experts<A: Elem>(
     x: &[A],
     routed: Routed,
@@ -143,18 +143,17 @@ pub fn experts<A: Elem>(
         let ids = &routed.ids[first..first + pairs];
         let mix = &routed.weights[first..first + pairs];
         let groups = group(ids, block * block_tokens, routed.slots, weights.slots, top_k)?;
-        let x: Vec<f32> = x.iter().map(|v| v.to_f32()).collect();
-        let outputs: Vec<Vec<f32>> = groups
+        let outputs: Vec<Vec<A>> = groups
             .par_iter()
-            .map(|g| {
-                let rows: Vec<&[f32]> = g.pairs.iter().map(|&(t, _)| &x[t * hidden..][..hidden]).collect();
-                let mut act = swiglu::<A>(&rows, weights, g.slot, inter);
-                quantised(&mut act, inter, weights.down.form(g.slot));
-                let rows: Vec<&[f32]> = act.chunks(inter).collect();
-                let mut y = product(&rows, &weights.down, g.slot, hidden);
-                for v in &mut y {
-                    *v = A::from_f32(*v).to_f32();
-                }
+            .map(|group| {
+                let rows = group.pairs.iter().flat_map(|&(t, _)| &x[t * hidden..][..hidden]);
+                let x: Vec<f32> = rows.map(|v| v.to_f32()).collect();
+                let both = gate_up(x, weights, group.slot, inter, hidden);
+                let act: Vec<A> = both.chunks(2 * inter).flat_map(|row| swiglu(row.split_at(inter))).collect();
+                let act = act.iter().map(|v| v.to_f32()).collect();
+                let act = entering(act, inter, weights.down.form(group.slot));
+                let mut y = vec![A::from_f32(0.0); group.pairs.len() * hidden];
+                weights.down.product(&act, group.slot, inter, &mut y, hidden, 0..hidden);
                 y
             })
             .collect();
@@ -166,11 +165,11 @@ pub fn experts<A: Elem>(
             }
         }
         out.par_chunks_mut(hidden).enumerate().for_each(|(t, out)| {
-            let terms: Vec<(f32, &[f32])> = (t * top_k..(t + 1) * top_k)
+            let terms: Vec<(f32, &[A])> = (t * top_k..(t + 1) * top_k)
                 .map(|p| (mix[p], &outputs[place[p].0][place[p].1 * hidden..][..hidden]))
                 .collect();
             for (i, out) in out.iter_mut().enumerate() {
-                *out = A::from_f32(terms.iter().map(|(w, y)| w * y[i]).sum());
+                *out = A::from_f32(terms.iter().map(|(w, y)| w * y[i].to_f32()).sum());
             }
         });
     }
@@ -212,109 +211,29 @@ fn group(ids: &[i32], first_token: usize, table: &[i32], slots: usize, top_k: us
     Ok(groups)
 }
 
-/// Rows after quantisation, each by itself.
-fn quantised(rows: &mut [f32], cols: usize, form: Option<Form>) {
+/// Rows as a projection reads them: after quantisation, each by itself, where it wants that.
+fn entering(mut rows: Vec<f32>, cols: usize, form: Option<Form>) -> Vec<f32> {
     if let Some(form) = form {
         rows.par_chunks_mut(cols).for_each(|row| round_trip(row, form));
     }
+    rows
 }
 
-/// round(silu(gate x) * up x) of each row, `[rows, inter]`.
-fn swiglu<A: Elem>(rows: &[&[f32]], weights: &Weights, slot: usize, inter: usize) -> Vec<f32> {
-    let (hidden, gate, up) = (rows[0].len(), &weights.gate, &weights.up);
-    let entering = |side: &Side| {
-        let mut rows = rows.concat();
-        quantised(&mut rows, hidden, side.form(slot));
-        rows
-    };
-    let for_gate = entering(gate);
-    let of_its_own = (up.form(slot) != gate.form(slot)).then(|| entering(up));
-    let for_up = of_its_own.as_ref().unwrap_or(&for_gate);
-    let mut by_column = vec![0.0; inter * rows.len()];
-    by_column.par_chunks_mut(TASK_ROWS * rows.len()).enumerate().for_each_init(
-        || [vec![0.0; hidden], vec![0.0; hidden]],
-        |[a, b], (task, out)| {
-            for (j, out) in out.chunks_mut(rows.len()).enumerate() {
-                let row = task * TASK_ROWS + j;
-                let gate = gate.matrix.row(gate.row(slot, row), a);
-                let up = up.matrix.row(up.row(slot, row), b);
-                for ((xg, xu), out) in for_gate.chunks(hidden).zip(for_up.chunks(hidden)).zip(out) {
-                    let [g, u] = dot2([xg, xu], gate, up);
-                    *out = A::from_f32(g / (1.0 + (-g).exp()) * u).to_f32();
-                }
-            }
-        },
-    );
-    transpose(&by_column, rows.len())
+/// Gate, then up, of each row: `[rows, 2 inter]`.
+fn gate_up(x: Vec<f32>, weights: &Weights, slot: usize, inter: usize, hidden: usize) -> Vec<f32> {
+    let (gate, up) = (&weights.gate, &weights.up);
+    let mut both = vec![0.0; x.len() / hidden * 2 * inter];
+    // Quantised once where both want the same.
+    let apart = (gate.form(slot) != up.form(slot)).then(|| entering(x.clone(), hidden, up.form(slot)));
+    let x = entering(x, hidden, gate.form(slot));
+    gate.product(&x, slot, hidden, &mut both, 2 * inter, 0..inter);
+    up.product(apart.as_ref().unwrap_or(&x), slot, hidden, &mut both, 2 * inter, inter..2 * inter);
+    both
 }
 
-/// The product of each row with each of a slot's `n` rows, `[rows, n]`.
-fn product(rows: &[&[f32]], side: &Side, slot: usize, n: usize) -> Vec<f32> {
-    let cols = rows[0].len();
-    let mut by_column = vec![0.0; n * rows.len()];
-    by_column.par_chunks_mut(TASK_ROWS * rows.len()).enumerate().for_each_init(
-        || [vec![0.0; cols], vec![0.0; cols]],
-        |[a, b], (task, out)| {
-            for (j, out) in out.chunks_mut(2 * rows.len()).enumerate() {
-                let first = task * TASK_ROWS + 2 * j;
-                let second = (first + 1).min(n - 1);
-                let a = side.matrix.row(side.row(slot, first), a);
-                let b = side.matrix.row(side.row(slot, second), b);
-                for (r, &x) in rows.iter().enumerate() {
-                    let [a, b] = dot2([x, x], a, b);
-                    out[r] = a;
-                    if let Some(out) = out.get_mut(rows.len() + r) {
-                        *out = b;
-                    }
-                }
-            }
-        },
-    );
-    transpose(&by_column, rows.len())
-}
-
-/// `[n, rows]` as `[rows, n]`.
-fn transpose(by_column: &[f32], rows: usize) -> Vec<f32> {
-    let n = by_column.len() / rows;
-    let mut out = vec![0.0; by_column.len()];
-    out.par_chunks_mut(n).enumerate().for_each(|(r, out)| {
-        for (out, column) in out.iter_mut().zip(by_column.chunks(rows)) {
-            *out = column[r];
-        }
-    });
-    out
-}
-
-/// x0 . a and x1 . b, in the order of the head of this file.
-#[inline]
-fn dot2(x: [&[f32]; 2], a: &[f32], b: &[f32]) -> [f32; 2] {
-    let (mut p, mut q) = ([0.0f32; LANES], [0.0f32; LANES]);
-    let [(x0, rest0), (x1, rest1)] = x.map(|x| x.as_chunks::<LANES>());
-    let (xa, a_rest) = a.as_chunks::<LANES>();
-    let (xb, b_rest) = b.as_chunks::<LANES>();
-    for (((x0, x1), a), b) in x0.iter().zip(x1).zip(xa).zip(xb) {
-        for l in 0..LANES {
-            p[l] += x0[l] * a[l];
-            q[l] += x1[l] * b[l];
-        }
-    }
-    for (l, (((x0, x1), a), b)) in rest0.iter().zip(rest1).zip(a_rest).zip(b_rest).enumerate() {
-        p[l] += x0 * a;
-        q[l] += x1 * b;
-    }
-    [tree(p), tree(q)]
-}
-
-#[inline]
-fn tree(mut lanes: [f32; LANES]) -> f32 {
-    let mut half = LANES / 2;
-    while half > 0 {
-        for l in 0..half {
-            lanes[l] += lanes[l + half];
-        }
-        half /= 2;
-    }
-    lanes[0]
+/// round(silu(gate) * up) of one row.
+fn swiglu<A: Elem>((gate, up): (&[f32], &[f32])) -> impl Iterator<Item = A> {
+    gate.iter().zip(up).map(|(&g, &u)| A::from_f32(g / (1.0 + (-g).exp()) * u))
 }
 
 /// out = round(out + sigmoid(gate) x shared), element by element.

@@ -183,11 +183,12 @@ impl<'a> Matrix<'a> {
         padding.fill(0.0);
     }
 
-    /// A whole row of f32: the stored one, or `scratch` after widening into it.
-    pub(super) fn row<'s>(&'s self, row: usize, scratch: &'s mut [f32]) -> &'s [f32] {
+    /// A whole row of `cols` f32: the stored one, or `scratch` after widening into it.
+    pub(super) fn row<'s>(&'s self, row: usize, scratch: &'s mut Vec<f32>, cols: usize) -> &'s [f32] {
         if let Matrix::F32(rows) = self {
             return rows.row(row);
         }
+        scratch.resize(cols, 0.0);
         self.widen(row, 0, scratch);
         scratch
     }

@@ -8,9 +8,8 @@ use highwater::ops::weight::{LinearSpec, Weight};
 use highwater::ops::{Meter, Numerics};
 use highwater::tensor::Tensor;
 
-use super::world::{
-    bits, blank, card, cx, device, message, numerics, on_threads, plan, read, rng, stored, tensor, uniform,
-};
+use super::world::{blank, card, cx, device, message, numerics, on_threads, plan, stored, tensor, uniform};
+use super::{bytes, rng, values};
 
 /// Unit roundoff of f32 and of bf16.
 const F32_ROUND: f64 = 1.0 / 16_777_216.0;
@@ -48,7 +47,7 @@ fn every_case_is_within_the_rounding_of_its_longest_chain() {
         let wt = plain(tensor(&device, wd, &[outputs, inputs], &w));
         let y = linear_as(&cx, xt.view(), &wt, "y", shape.out).unwrap();
         assert_eq!((y.shape(), y.dtype()), (&[tokens, outputs][..], shape.out));
-        let (x, w, y) = (stored(shape.x, &x), stored(wd, &w), read(&y));
+        let (x, w, y) = (stored(shape.x, &x), stored(wd, &w), values(&y));
         for t in 0..tokens {
             for n in 0..outputs {
                 let (mut sum, mut magnitude) = (0.0, 0.0);
@@ -82,7 +81,7 @@ fn a_row_is_the_same_alone_in_any_batch_and_on_any_threads() {
         let w = plain(tensor(&device, wd, &[OUTPUTS, INPUTS], &uniform(&mut rng, OUTPUTS * INPUTS, 1.0)));
         let run = |rows: std::ops::Range<usize>| {
             let x = tensor(&device, xd, &[rows.len(), INPUTS], &x[rows.start * INPUTS..rows.end * INPUTS]);
-            bits(&linear_as(&cx, x.view(), &w, "y", DType::F32).unwrap())
+            bytes(&linear_as(&cx, x.view(), &w, "y", DType::F32).unwrap())
         };
         let row_bytes = OUTPUTS * 4;
         let alone: Vec<Vec<u8>> = (0..131).map(|t| run(t..t + 1)).collect();
@@ -102,7 +101,7 @@ fn a_row_is_the_same_alone_in_any_batch_and_on_any_threads() {
             let mut rng = rng(8);
             let x = tensor(&device, DType::F32, &[70, INPUTS], &uniform(&mut rng, 70 * INPUTS, 1.0));
             let w = plain(tensor(&device, DType::F32, &[OUTPUTS, INPUTS], &uniform(&mut rng, OUTPUTS * INPUTS, 1.0)));
-            bits(&linear(&cx(&device, &meter, Numerics::F32), x.view(), &w, "y").unwrap())
+            bytes(&linear(&cx(&device, &meter, Numerics::F32), x.view(), &w, "y").unwrap())
         })
     };
     assert_eq!(threads(1), threads(5));
@@ -120,7 +119,7 @@ fn some_columns_of_a_wider_tensor_are_the_same_as_a_copy_of_them() {
     let wide = tensor(&device, DType::Bf16, &[TOKENS, 100], &wide);
     let copy = tensor(&device, DType::Bf16, &[TOKENS, 40], &copy);
     let from_view = linear(&cx, wide.columns(13, 40), &w, "y").unwrap();
-    assert_eq!(bits(&from_view), bits(&linear(&cx, copy.view(), &w, "y").unwrap()));
+    assert_eq!(bytes(&from_view), bytes(&linear(&cx, copy.view(), &w, "y").unwrap()));
 }
 
 #[test]
@@ -131,7 +130,7 @@ fn a_nan_or_infinity_stays_in_its_row() {
     x[2 * 20 + 19] = f32::NAN;
     x[4 * 20] = f32::INFINITY;
     let (x, w) = (tensor(&device, DType::F32, &[6, 20], &x), plain(tensor(&device, DType::F32, &[3, 20], &[0.5; 60])));
-    for (t, row) in read(&linear(&cx, x.view(), &w, "y").unwrap()).chunks(3).enumerate() {
+    for (t, row) in values(&linear(&cx, x.view(), &w, "y").unwrap()).chunks(3).enumerate() {
         match t {
             2 => assert!(row.iter().all(|v| v.is_nan()), "{row:?}"),
             4 => assert!(row.iter().all(|v| *v == f32::INFINITY), "{row:?}"),
