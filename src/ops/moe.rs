@@ -79,7 +79,8 @@ pub struct Case {
     pub weights: DType,
 }
 
-/// The shapes worth trying: one token, odd sizes, one expert, all experts, the published E = 256, k = 8.
+/// The shapes worth trying: one token, odd sizes, one expert, all experts, the published E = 256 and k = 8, and a layer
+/// large enough to time.
 pub fn cases() -> Vec<Case> {
     let dims = |hidden, inter, experts, top_k| Dims { hidden, inter, experts, top_k };
     let shapes = [
@@ -89,6 +90,9 @@ pub fn cases() -> Vec<Case> {
         ("every expert", 6, dims(33, 17, 4, 4)),
         ("more experts than tokens", 3, dims(64, 32, 256, 8)),
         ("more tokens than experts", 150, dims(48, 40, 8, 2)),
+        ("decode", 1, dims(512, 256, 32, 8)),
+        ("small batch", 8, dims(512, 256, 32, 8)),
+        ("prefill", 64, dims(512, 256, 32, 8)),
     ];
     let mut cases = Vec::new();
     for (act, weights) in [(DType::F32, DType::F32), (DType::F32, DType::Bf16), (DType::Bf16, DType::Bf16)] {

@@ -32,7 +32,8 @@ pub fn linear(x: View, w: &Tensor, y: &mut Tensor) -> Result<()> {
     })))
 }
 
-fn rows<X: Elem, W: Elem, Y: Elem>(x: Rows<X>, w: &[W], inputs: usize, outputs: usize, y: &mut [Y]) {
+/// As [`linear`], on rows: `y` is `[tokens, outputs]`, `w` is `[outputs, inputs]`.
+pub(super) fn rows<X: Elem, W: Elem, Y: Elem>(x: Rows<X>, w: &[W], inputs: usize, outputs: usize, y: &mut [Y]) {
     let tokens = y.len() / outputs;
     let parallel = tokens * w.len() >= PARALLEL_PRODUCTS;
     if tokens < PACKED_ROWS {

@@ -20,7 +20,7 @@ fn sigmoid(x: f64) -> f64 {
 
 /// Heads for a case of `width` output columns: as large as divides it, two kv heads.
 fn dims_of(width: usize) -> AttnDims {
-    let head_dim = if width % 256 == 0 { 256 } else { width };
+    let head_dim = if width.is_multiple_of(256) { 256 } else { width };
     AttnDims { heads: width / head_dim, kv_heads: 2, head_dim, rotary_dim: head_dim / 4 }
 }
 
