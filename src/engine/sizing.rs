@@ -136,6 +136,11 @@ pub fn size(
     if sizing.total() <= slab && sizing.kv_tokens >= minimum_kv_tokens(kv, limits) {
         return Ok(sizing);
     }
+    let sizing = match kv {
+        // What it takes at least, not what would be left of it.
+        KvBudget::Fill => divide(&mut endless, slab, limits, KvBudget::Tokens(minimum_kv_tokens(kv, limits)))?,
+        KvBudget::Tokens(_) => sizing,
+    };
     let nearest = nearest(&mut endless, slab, limits, kv)?;
     let first = first_failure(spec, slab, source, numerics, limits, &sizing)?;
     Err(Error::from(BudgetError { slab, terms: sizing.terms(), first: first.map(Box::new), nearest }))

@@ -150,7 +150,7 @@ fn an_infinite_weight_stays_in_its_output() {
     for k in 0..INPUTS {
         let mut w = vec![0.5; OUTPUTS * INPUTS];
         w[k] = f32::INFINITY;
-        let w = tensor(&device, DType::F32, &[OUTPUTS, INPUTS], &w);
+        let w = plain(tensor(&device, DType::F32, &[OUTPUTS, INPUTS], &w));
         for row in values(&linear(&cx, x.view(), &w, "y").unwrap()).chunks(OUTPUTS) {
             assert_eq!(row[0], f32::INFINITY);
             assert_eq!(row[1..], [265.0; OUTPUTS - 1], "weight [0, {k}]");
@@ -164,7 +164,8 @@ fn sums_are_in_the_written_order() {
     let mut rng = rng(9);
     let (device, meter) = (device(), Meter::default());
     let (x, w) = (uniform(&mut rng, 6 * INPUTS, 1.0), uniform(&mut rng, 3 * INPUTS, 1.0));
-    let (xt, wt) = (tensor(&device, DType::F32, &[6, INPUTS], &x), tensor(&device, DType::F32, &[3, INPUTS], &w));
+    let (xt, wt) =
+        (tensor(&device, DType::F32, &[6, INPUTS], &x), plain(tensor(&device, DType::F32, &[3, INPUTS], &w)));
     let y = values(&linear(&cx(&device, &meter, Numerics::F32), xt.view(), &wt, "y").unwrap());
     for (i, &y) in y.iter().enumerate() {
         let mut lanes = [0.0f32; 16];
