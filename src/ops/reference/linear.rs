@@ -37,8 +37,10 @@ pub(super) fn rows<X: Elem, W: Elem, Y: Elem>(x: Rows<X>, w: &[W], inputs: usize
     let tokens = y.len() / outputs;
     let parallel = tokens * w.len() >= PARALLEL_PRODUCTS;
     if tokens < PACKED_ROWS {
+        let mut packed = vec![[0.0; LANES]; inputs.div_ceil(LANES)];
         for (t, y) in y.chunks_mut(outputs).enumerate() {
-            let x = x.row(t);
+            pack(x.row(t), &mut packed);
+            let x = &packed;
             let block = |(y, w): (&mut [Y], &[W])| {
                 for (y, w) in y.iter_mut().zip(w.chunks(inputs)) {
                     *y = Y::from_f32(dot(x, w));
