@@ -7,7 +7,9 @@ use highwater::device::{Device, DeviceSpec};
 use highwater::mem::{End, Layer, Tag};
 use highwater::num::DType;
 use highwater::num::philox::stream_key;
+use highwater::ops::cost::Unit;
 use highwater::ops::moe::{self, Case, Experts};
+use highwater::ops::weight::Weight;
 use highwater::ops::{Cx, Meter, Numerics, fill};
 use highwater::tensor::{Tensor, byte_size};
 
@@ -28,11 +30,9 @@ fn experts(cx: &Cx, case: &Case) -> Experts {
     let slots = cx.device.alloc(End::Persistent, Tag::new(Layer::Other, "bench", "slots"), bytes).unwrap();
     let mut slots = Tensor::new(slots, DType::I32, &[experts]).unwrap();
     slots.host_mut::<i32>().unwrap().iter_mut().enumerate().for_each(|(e, slot)| *slot = e as i32);
-    Experts {
-        gate_up: normal(cx, "gate_up", case.weights, &[experts, 2 * inter, hidden], 0.05),
-        down: normal(cx, "down", case.weights, &[experts, hidden, inter], 0.05),
-        slots,
-    }
+    let gate_up = normal(cx, "gate_up", case.weights, &[experts * 2 * inter, hidden], 0.05);
+    let down = normal(cx, "down", case.weights, &[experts * hidden, inter], 0.05);
+    Experts { gate_up: Weight::plain(gate_up).unwrap().into(), down: Weight::plain(down).unwrap(), slots }
 }
 
 fn bench(c: &mut Criterion) {
@@ -48,7 +48,7 @@ fn bench(c: &mut Criterion) {
             normal(&cx, "x", case.act, &[case.tokens, hidden], 1.0),
         );
         let w = experts(&cx, &case);
-        group.throughput(Throughput::Elements(moe::cost(case.tokens, case.dims, case.act, case.weights).flops));
+        group.throughput(Throughput::Elements(moe::cost(case.tokens, case.dims, case.act, 0, Unit::F32).flops));
         let id = BenchmarkId::new(case.name, format!("{}-{}", case.act, case.weights));
         group.bench_function(id, |b| {
             b.iter(|| {

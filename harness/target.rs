@@ -119,6 +119,7 @@ impl Values {
                 logits: dtype(flags.logits),
                 state: dtype(flags.state),
                 kv: activations,
+                act_quant: ops::ActQuant::Checkpoint,
             },
             fault: flags.fault.as_deref().map(Fault::parse).transpose()?,
         })

@@ -16,6 +16,7 @@
 //! | account.rs | every tensor matched to a parameter, skipped or refused |
 //! | disk.rs | [`Checkpoint`]: open files and positioned reads |
 //! | source.rs | [`Source`]: one parameter into the rows of a tensor, from disk or from a seed |
+//! | verdict.rs | what a source says about one linear module |
 //! | model_ref.rs | [`ModelRef`]: what a user may write for a model |
 //!
 //! All but source.rs import `error` only: bytes go into a slice the caller owns.
@@ -34,6 +35,7 @@ mod names;
 mod quant;
 mod source;
 mod tokenizer;
+mod verdict;
 
 pub use account::{Entry, Skipped};
 pub use builtin::names;
@@ -43,3 +45,4 @@ pub use header::Dtype;
 pub use model_ref::{ModelRef, Recipe};
 pub use names::SkipRule;
 pub use source::Source;
+pub use verdict::{RowScale, Verdict};

@@ -133,7 +133,7 @@ pub fn size(
     let device = Device::plan(spec.clone(), ENDLESS_BYTES);
     let mut endless = Runner::load(&device, source, numerics, &mut |_, _| {})?;
     let sizing = divide(&mut endless, slab, limits, kv)?;
-    if sizing.total() <= slab && sizing.kv_tokens >= minimum_kv_tokens(kv) {
+    if sizing.total() <= slab && sizing.kv_tokens >= minimum_kv_tokens(kv, limits) {
         return Ok(sizing);
     }
     let nearest = nearest(&mut endless, slab, limits, kv)?;
@@ -157,11 +157,11 @@ fn check(source: &Source, limits: Limits) -> Result<()> {
     Ok(())
 }
 
-/// A pool that fills the rest must hold something: one page.
-fn minimum_kv_tokens(kv: KvBudget) -> u64 {
+/// A pool that fills the rest must hold one sequence at its full context.
+fn minimum_kv_tokens(kv: KvBudget, limits: Limits) -> u64 {
     match kv {
         KvBudget::Tokens(_) => 0,
-        KvBudget::Fill => PAGE_TOKENS as u64,
+        KvBudget::Fill => limits.context as u64,
     }
 }
 
@@ -222,7 +222,7 @@ fn bound_step(limits: Limits) -> StepPlan {
 fn nearest(endless: &mut Runner, slab: u64, limits: Limits, kv: KvBudget) -> Result<Option<String>> {
     let mut fits = |limits: Limits, kv: KvBudget| -> Result<bool> {
         let sizing = divide(endless, slab, limits, kv)?;
-        Ok(sizing.total() <= slab && sizing.kv_tokens >= minimum_kv_tokens(kv))
+        Ok(sizing.total() <= slab && sizing.kv_tokens >= minimum_kv_tokens(kv, limits))
     };
     let mut chunk = limits.step_tokens;
     while chunk > 1 {

@@ -29,28 +29,21 @@ pub(super) fn pack<E: Elem>(from: &[E], to: &mut [Lanes]) {
     }
 }
 
-/// The dot product of two rows of one length, the left one packed.
-pub(super) fn dot<W: Elem>(x: &[Lanes], w: &[W]) -> f32 {
+/// The dot product of two rows of one length.
+pub(super) fn dot<X: Elem, W: Elem>(x: &[X], w: &[W]) -> f32 {
     let mut sums = [0.0; LANES];
-    let (blocks, rest) = w.as_chunks::<LANES>();
-    single(x, blocks, &mut sums);
-    if let (Some(x), false) = (x.last(), rest.is_empty()) {
-        for ((sum, x), w) in sums.iter_mut().zip(x).zip(rest) {
-            *sum += x * w.to_f32();
-        }
+    let (x_blocks, x_rest) = x.as_chunks::<LANES>();
+    let (w_blocks, w_rest) = w.as_chunks::<LANES>();
+    single(x_blocks, w_blocks, &mut sums);
+    for ((sum, x), w) in sums.iter_mut().zip(x_rest).zip(w_rest) {
+        *sum += x.to_f32() * w.to_f32();
     }
     tree(&sums)
 }
 
 /// The sum of squares.
 pub(super) fn sum_squares(x: &[f32]) -> f32 {
-    let mut sums = [0.0; LANES];
-    let (blocks, rest) = x.as_chunks::<LANES>();
-    single(blocks, blocks, &mut sums);
-    for (sum, x) in sums.iter_mut().zip(rest) {
-        *sum += x * x;
-    }
-    tree(&sums)
+    dot(x, x)
 }
 
 /// Adds the products of every row of `x` with every row of `w`, all packed to one length, to `sums[row of x][row of w]`.
@@ -81,11 +74,11 @@ fn pair(x: &[Lanes], a: &[Lanes], b: &[Lanes], sums: &mut [Lanes; 2]) {
 }
 
 #[inline(never)] // as above
-fn single<W: Elem>(x: &[Lanes], w: &[[W; LANES]], sum: &mut Lanes) {
+fn single<X: Elem, W: Elem>(x: &[[X; LANES]], w: &[[W; LANES]], sum: &mut Lanes) {
     let mut p = *sum;
     for (x, w) in x.iter().zip(w) {
         for l in 0..LANES {
-            p[l] += x[l] * w[l].to_f32();
+            p[l] += x[l].to_f32() * w[l].to_f32();
         }
     }
     *sum = p;

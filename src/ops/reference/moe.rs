@@ -2,11 +2,18 @@
 //!
 //! Projections are those of [`linear`], in its order. A token's output is w_0 y_0 + w_1 y_1 + ... in routing order.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
-use super::linear;
+use super::linear::Product;
+use super::quantise::round_trip;
+use super::weight::Matrix;
 use crate::error::{Error, Result};
-use crate::ops::moe::{Dims, EXPERTS};
+use crate::ops::moe::{Dims, EXPERTS, Experts, Inputs};
+use crate::ops::quantise::Form;
+use crate::ops::scheme::{ActScheme, Global};
+use crate::ops::weight::{InputScale, Weight};
 use crate::tensor::{Elem, Rows};
 
 /// The router's choice and where the experts are.
@@ -20,13 +27,67 @@ pub struct Routed<'a> {
     pub slots: &'a [i32],
 }
 
-/// The experts' matrices, slot after slot.
+/// One projection of every slot, and how its input is quantised.
 #[derive(Debug, Clone, Copy)]
-pub struct Weights<'a, W> {
-    /// `[slots, 2 inter, H]`.
-    pub gate_up: &'a [W],
-    /// `[slots, H, inter]`.
-    pub down: &'a [W],
+struct Side<'a> {
+    matrix: Matrix<'a>,
+    /// The row of slot 0.
+    first: usize,
+    /// Rows from one slot to the next.
+    stride: usize,
+    act: ActScheme,
+    /// By slot, where the scheme stores them.
+    scales: &'a [f32],
+    sense: Global,
+}
+
+impl<'a> Side<'a> {
+    fn of(w: &'a Weight, act: ActScheme, first: usize, stride: usize) -> Result<Side<'a>> {
+        let scales = if let InputScale::Each(scales) = w.input() { scales.host()? } else { &[] };
+        let sense = if act == ActScheme::Nvfp4 { w.global()? } else { Global::Multiplies };
+        Ok(Side { matrix: Matrix::weight(w)?, first, stride, act, scales, sense })
+    }
+
+    /// A slot's outputs of rows `x`, `cols` elements each, into columns of `y`.
+    fn product<Y: Elem>(&self, x: &[f32], slot: usize, cols: usize, y: &mut [Y], pitch: usize, columns: Range<usize>) {
+        let x = Matrix::F32(Rows::dense(x, cols));
+        let first_row = self.first + slot * self.stride;
+        Product { x: &x, w: &self.matrix, first_row, inputs: cols }.write(y, pitch, columns);
+    }
+
+    fn form(&self, slot: usize) -> Option<Form> {
+        match self.act {
+            ActScheme::None => None,
+            ActScheme::Fp8Tensor => Some(Form::Fp8Tensor(self.scales[slot])),
+            ActScheme::Fp8Token => Some(Form::Fp8Token),
+            ActScheme::Fp8Group => Some(Form::Fp8Group),
+            ActScheme::Nvfp4 => Some(Form::Nvfp4(self.scales[slot], self.sense)),
+        }
+    }
+}
+
+/// The experts' matrices.
+#[derive(Debug, Clone, Copy)]
+pub struct Weights<'a> {
+    gate: Side<'a>,
+    up: Side<'a>,
+    down: Side<'a>,
+    slots: usize,
+}
+
+impl<'a> Weights<'a> {
+    /// The host's view of `w`, whose inputs are quantised as `inputs` says; the op has checked the sizes.
+    pub fn of(w: &'a Experts, inputs: Inputs, dims: Dims, slots: usize) -> Result<Weights<'a>> {
+        let inter = dims.inter;
+        let (gate, up) = match w.gate_up.parts() {
+            [gate, up] => (Side::of(gate, inputs.x[0], 0, inter)?, Side::of(up, inputs.x[1], 0, inter)?),
+            parts => {
+                let gate = Side::of(&parts[0], inputs.x[0], 0, 2 * inter)?;
+                (gate, Side { first: inter, ..gate })
+            }
+        };
+        Ok(Weights { gate, up, down: Side::of(&w.down, inputs.h, 0, dims.hidden)?, slots })
+    }
 }
 
 /// Softmax, top-k and renormalisation of each row. The softmax's sum runs over rising ids, the weights' sum over the
@@ -65,36 +126,34 @@ struct Group {
 }
 
 /// Sums of the weighted experts of every token, block after block. Scratch on the heap: one block's pairs, their
-/// rows, activations (f32 before the SwiGLU) and outputs.
-pub fn experts<A: Elem, W: Elem>(
+/// rows, activations (f32 before and after the SwiGLU) and outputs.
+pub fn experts<A: Elem>(
     x: &[A],
     routed: Routed,
-    weights: Weights<W>,
+    weights: &Weights,
     dims: Dims,
     block_tokens: usize,
     out: &mut [A],
 ) -> Result<()> {
     let Dims { hidden, inter, top_k, .. } = dims;
-    let slots = weights.down.len() / (hidden * inter);
     let blocks = x.chunks(block_tokens * hidden).zip(out.chunks_mut(block_tokens * hidden)).enumerate();
     for (block, (x, out)) in blocks {
         let first = block * block_tokens * top_k;
         let pairs = x.len() / hidden * top_k;
         let ids = &routed.ids[first..first + pairs];
         let mix = &routed.weights[first..first + pairs];
-        let groups = group(ids, block * block_tokens, routed.slots, slots, top_k)?;
+        let groups = group(ids, block * block_tokens, routed.slots, weights.slots, top_k)?;
         let outputs: Vec<Vec<A>> = groups
             .par_iter()
             .map(|group| {
-                let rows = group.pairs.len();
-                let x: Vec<A> = group.pairs.iter().flat_map(|&(t, _)| &x[t * hidden..][..hidden]).copied().collect();
-                let gate_up = &weights.gate_up[group.slot * 2 * inter * hidden..][..2 * inter * hidden];
-                let mut both = vec![0.0f32; rows * 2 * inter];
-                linear::rows(Rows::dense(&x, hidden), gate_up, hidden, 2 * inter, &mut both);
+                let rows = group.pairs.iter().flat_map(|&(t, _)| &x[t * hidden..][..hidden]);
+                let x: Vec<f32> = rows.map(|v| v.to_f32()).collect();
+                let both = gate_up(x, weights, group.slot, inter, hidden);
                 let act: Vec<A> = both.chunks(2 * inter).flat_map(|row| swiglu(row.split_at(inter))).collect();
-                let down = &weights.down[group.slot * hidden * inter..][..hidden * inter];
-                let mut y = vec![A::from_f32(0.0); rows * hidden];
-                linear::rows(Rows::dense(&act, inter), down, inter, hidden, &mut y);
+                let act = act.iter().map(|v| v.to_f32()).collect();
+                let act = entering(act, inter, weights.down.form(group.slot));
+                let mut y = vec![A::from_f32(0.0); group.pairs.len() * hidden];
+                weights.down.product(&act, group.slot, inter, &mut y, hidden, 0..hidden);
                 y
             })
             .collect();
@@ -150,6 +209,26 @@ fn group(ids: &[i32], first_token: usize, table: &[i32], slots: usize, top_k: us
         }
     }
     Ok(groups)
+}
+
+/// Rows as a projection reads them: after quantisation, each by itself, where it wants that.
+fn entering(mut rows: Vec<f32>, cols: usize, form: Option<Form>) -> Vec<f32> {
+    if let Some(form) = form {
+        rows.par_chunks_mut(cols).for_each(|row| round_trip(row, form));
+    }
+    rows
+}
+
+/// Gate, then up, of each row: `[rows, 2 inter]`.
+fn gate_up(x: Vec<f32>, weights: &Weights, slot: usize, inter: usize, hidden: usize) -> Vec<f32> {
+    let (gate, up) = (&weights.gate, &weights.up);
+    let mut both = vec![0.0; x.len() / hidden * 2 * inter];
+    // Quantised once where both want the same.
+    let apart = (gate.form(slot) != up.form(slot)).then(|| entering(x.clone(), hidden, up.form(slot)));
+    let x = entering(x, hidden, gate.form(slot));
+    gate.product(&x, slot, hidden, &mut both, 2 * inter, 0..inter);
+    up.product(apart.as_ref().unwrap_or(&x), slot, hidden, &mut both, 2 * inter, inter..2 * inter);
+    both
 }
 
 /// round(silu(gate) * up) of one row.
