@@ -31,7 +31,6 @@ mod json;
 mod model_ref;
 mod names;
 mod quant;
-mod source;
 mod tokenizer;
 
 pub use account::{Entry, Skipped};
@@ -41,4 +40,3 @@ pub use geometry::{Gate, Gdn, Geometry, Mixer, Mlp, Param, Rope, Yarn};
 pub use header::Dtype;
 pub use model_ref::{ModelRef, Recipe};
 pub use names::SkipRule;
-pub use source::Source;
