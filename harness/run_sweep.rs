@@ -41,7 +41,8 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     let out = args.out.clone().unwrap_or_else(|| Path::new("highwater-out").join(&provenance.run));
     let mut journal = Journal::create(&out)?;
     let values = Values::of(&args.numerics, DType::Bf16)?;
-    let workload = Workload { prompt: args.prompt, output: args.output, kv_tokens: args.target.budget.kv_tokens, context: None };
+    let workload =
+        Workload { prompt: args.prompt, output: args.output, kv_tokens: args.target.budget.kv_tokens, context: None };
     let mut rows = Vec::new();
     match &args.model {
         Some(text) => {
@@ -129,14 +130,17 @@ impl Runner for Checked<'_> {
 
 /// A plan per usual model, card and batch: the row of its largest chunk, and the table of them.
 fn usual_plans(values: Values, provenance: &Provenance, journal: &mut Journal) -> Result<(Vec<Row>, Table), Failure> {
-    let mut columns = vec![("model", Align::Left), ("card", Align::Left), ("memory", Align::Right), ("weights", Align::Right)];
+    let mut columns =
+        vec![("model", Align::Left), ("card", Align::Left), ("memory", Align::Right), ("weights", Align::Right)];
     let names: Vec<String> = USUAL_BATCHES.iter().map(|b| format!("batch {b}")).collect();
     columns.extend(names.iter().map(|n| (n.as_str(), Align::Right)));
     columns.push(("transient at most", Align::Right));
     let mut table = Table::new(&columns);
     let mut rows = Vec::new();
-    let pairs: Vec<(&str, &str)> =
-        USUAL_PLANS.iter().flat_map(|(models, cards)| models.iter().flat_map(|m| cards.iter().map(|c| (*m, *c)))).collect();
+    let pairs: Vec<(&str, &str)> = USUAL_PLANS
+        .iter()
+        .flat_map(|(models, cards)| models.iter().flat_map(|m| cards.iter().map(|c| (*m, *c))))
+        .collect();
     let progress = Progress::cells(pairs.len() as u64);
     for (text, card) in pairs {
         progress.doing(&format!("{text} on {card}"));
@@ -162,4 +166,3 @@ fn usual_plans(values: Values, provenance: &Provenance, journal: &mut Journal) -
     progress.finish();
     Ok((rows, table))
 }
-

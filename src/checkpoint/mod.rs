@@ -6,7 +6,7 @@
 //! | geometry.rs | [`Geometry`], the parameters that follow from it, relations between its numbers |
 //! | config.rs | config.json and generation_config.json: keys, defaults, refused variants |
 //! | builtin.rs | the built-in geometries, as data |
-//! | quant.rs | the verdict per module on how its weight is stored |
+//! | quant/ | how each linear module is stored: every producer's config, held against the tensors |
 //! | json.rs | bounded JSON and typed fields |
 //! | header.rs | the header of one safetensors file |
 //! | index.rs | which file holds which tensor |
@@ -15,6 +15,8 @@
 //! | folder.rs | which files of a folder make a checkpoint |
 //! | account.rs | every tensor matched to a parameter, skipped or refused |
 //! | disk.rs | [`Checkpoint`]: open files and positioned reads |
+//! | source.rs | [`Source`]: parameters from a checkpoint or a seed into tensors |
+//! | verdict.rs | what a source says about one linear module |
 //! | model_ref.rs | [`ModelRef`]: what a user may write for a model |
 //!
 //! Imports `error` only. A device, an arena or a kernel has no place here: bytes go into a slice the caller owns.
@@ -31,12 +33,16 @@ mod json;
 mod model_ref;
 mod names;
 mod quant;
+mod source;
 mod tokenizer;
+mod verdict;
 
-pub use account::{Entry, Skipped};
+pub use account::{Entry, Module, Skipped};
 pub use builtin::names;
-pub use disk::Checkpoint;
+pub use disk::{Checkpoint, Survey};
 pub use geometry::{Gate, Gdn, Geometry, Mixer, Mlp, Param, Rope, Yarn};
 pub use header::Dtype;
 pub use model_ref::{ModelRef, Recipe};
 pub use names::SkipRule;
+pub use source::Source;
+pub use verdict::{RowScale, Verdict};
