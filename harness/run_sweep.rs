@@ -44,12 +44,13 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     let workload =
         Workload { prompt: args.prompt, output: args.output, kv_tokens: args.target.budget.kv_tokens, context: None };
     let mut rows = Vec::new();
+    let mut drawn = 0;
     match &args.model {
         Some(text) => {
             let place = Place::of(&args.target)?;
-            let grid = Grid::new(&args.axes).map_err(Failure::usage)?;
+            let axes_grid = Grid::new(&args.axes).map_err(Failure::usage)?;
             let model = Model { text: text.clone(), seed: args.numerics.seed };
-            rows.extend(grid_rows(&model, &place, values, &workload, &grid, &provenance, &mut journal)?);
+            rows.extend(grid_rows(&model, &place, values, &workload, &axes_grid, &provenance, &mut journal)?);
         }
         None => {
             let axes = if args.axes.is_empty() {
@@ -59,8 +60,9 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
             };
             let tiny = Model { text: "tiny@bf16".into(), seed: args.numerics.seed };
             let place = Place::of(&args.target)?;
-            let grid = Grid::new(&axes).map_err(Failure::usage)?;
-            rows.extend(grid_rows(&tiny, &place, values, &workload, &grid, &provenance, &mut journal)?);
+            let axes_grid = Grid::new(&axes).map_err(Failure::usage)?;
+            rows.extend(grid_rows(&tiny, &place, values, &workload, &axes_grid, &provenance, &mut journal)?);
+            drawn = rows.len();
             print(&sweep_table(&rows).text())?;
             print("\n")?;
             let (planned, fits) = usual_plans(values, &provenance, &mut journal)?;
@@ -71,10 +73,12 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
         }
     }
     if args.model.is_some() {
+        drawn = rows.len();
         print(&sweep_table(&rows).text())?;
     }
     print(&format!("\n{}\n", sweep_definitions()))?;
-    let pictures = charts::write(&rows, &out)?;
+    // Pictures are of grids; the usual plans are a table.
+    let pictures = charts::write(&rows[..drawn], &out)?;
     let mut files = format!("{}: sweep.csv, sweep.jsonl", out.display());
     for picture in &pictures {
         let _ = write!(files, ", {}", picture.file_name().unwrap_or_default().to_string_lossy());

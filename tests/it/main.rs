@@ -4,6 +4,7 @@ mod checkpoint;
 mod engine;
 mod fixture;
 mod golden;
+mod harness;
 mod ops;
 mod plan;
 mod tidy;
