@@ -9,7 +9,7 @@ use half::bf16;
 use crate::checkpoint::{Checkpoint, Dtype, Geometry, ModelRef, RowScale, Verdict};
 use crate::error::{Error, Result};
 use crate::num::{DType, philox};
-use crate::ops::scheme::{ActScheme, Scheme};
+use crate::ops::scheme::{ActScheme, Grain, Scheme};
 use crate::ops::{Cx, fill};
 use crate::tensor::Tensor;
 
@@ -119,7 +119,7 @@ impl Source {
     pub fn fill_codes(&self, _cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
         match self {
             Source::Disk(checkpoint) => codes(checkpoint, dst, first, rows, module),
-            Source::Seeded { .. } => Err(self.plain(module)),
+            Source::Seeded { .. } => Err(plain(Path::new("seeded weights"), module)),
         }
     }
 
@@ -129,7 +129,7 @@ impl Source {
     pub fn fill_scales(&self, _cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
         match self {
             Source::Disk(checkpoint) => scales(checkpoint, dst, first, rows, module),
-            Source::Seeded { .. } => Err(self.plain(module)),
+            Source::Seeded { .. } => Err(plain(Path::new("seeded weights"), module)),
         }
     }
 
@@ -137,17 +137,13 @@ impl Source {
     pub fn row_scale(&self, module: &str) -> Result<RowScale> {
         match self {
             Source::Disk(checkpoint) => checkpoint.row_scale(module),
-            Source::Seeded { .. } => Err(self.plain(module)),
+            Source::Seeded { .. } => Err(plain(Path::new("seeded weights"), module)),
         }
     }
+}
 
-    fn plain(&self, module: &str) -> Error {
-        let place = match self {
-            Source::Disk(checkpoint) => place(checkpoint),
-            Source::Seeded { .. } => Path::new("seeded weights"),
-        };
-        Error::checkpoint(place, format!("{module} is not quantised, it has no codes and no scales"))
-    }
+fn plain(place: &Path, module: &str) -> Error {
+    Error::checkpoint(place, format!("{module} is not quantised, it has no codes and no scales"))
 }
 
 /// The element type of an unquantised parameter.
@@ -218,7 +214,7 @@ fn convert<T>(bytes: &[u8], from: DType, out: &mut [T], store: impl Fn(f32) -> T
 }
 
 /// A linear module's scheme, rows and columns.
-fn quantised(checkpoint: &Checkpoint, module: &str) -> Result<(Scheme, usize, usize)> {
+fn linear(checkpoint: &Checkpoint, module: &str) -> Result<(Scheme, usize, usize)> {
     let m = checkpoint
         .module(module)
         .ok_or_else(|| Error::checkpoint(place(checkpoint), format!("{module} is not a linear module")))?;
@@ -242,26 +238,38 @@ fn fits(dst: &Tensor, first: usize, rows: usize, what: &str, expected: (DType, u
 }
 
 fn codes(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
-    let (scheme, n, k) = quantised(checkpoint, module)?;
-    let cols = if matches!(scheme, Scheme::Nvfp4(_)) { k / 2 } else { k };
+    let (scheme, n, k) = linear(checkpoint, module)?;
+    let cols = match scheme {
+        Scheme::Nvfp4(_) => k / 2,
+        Scheme::Fp8(_) => k,
+        Scheme::Plain(_) => return Err(plain(place(checkpoint), module)),
+    };
     fits(dst, first, rows, &format!("{module}: codes"), (DType::U8, n, cols))?;
     by_blocks(dst, first, rows, |range, out| checkpoint.read_codes(module, range, out))
 }
 
 fn scales(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
-    let (scheme, n, k) = quantised(checkpoint, module)?;
-    if matches!(scheme, Scheme::Nvfp4(_)) {
-        fits(dst, first, rows, &format!("{module}: scales"), (DType::U8, n, k / 16))?;
-        return by_blocks(dst, first, rows, |range, out| checkpoint.read_group_scales(module, range, out));
+    let (scheme, n, k) = linear(checkpoint, module)?;
+    match scheme {
+        Scheme::Nvfp4(_) => {
+            fits(dst, first, rows, &format!("{module}: scales"), (DType::U8, n, k / 16))?;
+            by_blocks(dst, first, rows, |range, out| checkpoint.read_group_scales(module, range, out))
+        }
+        Scheme::Fp8(Grain::Block) => {
+            let (down, across) = (n.div_ceil(128), k.div_ceil(128));
+            fits(dst, first, rows, &format!("{module}: scales of blocks"), (DType::F32, down, across))?;
+            if dst.buffer().device().has_data() {
+                let at = first * across;
+                let values = checkpoint.block_scales(module)?;
+                dst.host_mut::<f32>()?[at..at + values.len()].copy_from_slice(&values);
+            }
+            Ok(())
+        }
+        Scheme::Fp8(Grain::Tensor | Grain::Channel) => {
+            Err(Error::shape("load", format!("{module}: its scales are of whole rows, it has none of blocks")))
+        }
+        Scheme::Plain(_) => Err(plain(place(checkpoint), module)),
     }
-    let (block_rows, block_cols) = (n.div_ceil(128), k.div_ceil(128));
-    fits(dst, first, rows, &format!("{module}: scales of blocks"), (DType::F32, block_rows, block_cols))?;
-    if dst.buffer().device().has_data() {
-        let values = checkpoint.block_scales(module)?;
-        let at = first * block_cols;
-        dst.host_mut::<f32>()?[at..at + values.len()].copy_from_slice(&values);
-    }
-    Ok(())
 }
 
 /// Rows of bytes into `dst`, a bounded number at once.
