@@ -6,7 +6,7 @@
 //! | geometry.rs | [`Geometry`], the parameters that follow from it, relations between its numbers |
 //! | config.rs | config.json and generation_config.json: keys, defaults, refused variants |
 //! | builtin.rs | the built-in geometries, as data |
-//! | quant.rs | the verdict per module on how its weight is stored |
+//! | quant/ | how each linear module is stored: every producer's config, held against the tensors |
 //! | json.rs | bounded JSON and typed fields |
 //! | header.rs | the header of one safetensors file |
 //! | index.rs | which file holds which tensor |
@@ -15,7 +15,7 @@
 //! | folder.rs | which files of a folder make a checkpoint |
 //! | account.rs | every tensor matched to a parameter, skipped or refused |
 //! | disk.rs | [`Checkpoint`]: open files and positioned reads |
-//! | source.rs | [`Source`]: one parameter into the rows of a tensor, from disk or from a seed |
+//! | source.rs | [`Source`]: parameters from a checkpoint or a seed into tensors |
 //! | verdict.rs | what a source says about one linear module |
 //! | model_ref.rs | [`ModelRef`]: what a user may write for a model |
 //!
@@ -37,9 +37,9 @@ mod source;
 mod tokenizer;
 mod verdict;
 
-pub use account::{Entry, Skipped};
+pub use account::{Entry, Module, Skipped};
 pub use builtin::names;
-pub use disk::Checkpoint;
+pub use disk::{Checkpoint, Survey};
 pub use geometry::{Gate, Gdn, Geometry, Mixer, Mlp, Param, Rope, Yarn};
 pub use header::Dtype;
 pub use model_ref::{ModelRef, Recipe};

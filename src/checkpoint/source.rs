@@ -9,7 +9,7 @@ use half::bf16;
 use crate::checkpoint::{Checkpoint, Dtype, Geometry, ModelRef, RowScale, Verdict};
 use crate::error::{Error, Result};
 use crate::num::{DType, philox};
-use crate::ops::scheme::{ActScheme, Scheme};
+use crate::ops::scheme::{ActScheme, Grain, Scheme};
 use crate::ops::{Cx, fill};
 use crate::tensor::Tensor;
 
@@ -105,35 +105,45 @@ impl Source {
 impl Source {
     /// How a linear module is stored and how its input is quantised.
     pub fn verdict(&self, module: &str) -> Result<Verdict> {
-        let dtype = self.dtype(&format!("{module}.weight"))?;
-        Ok(Verdict { scheme: Scheme::Plain(dtype), act: ActScheme::None, input_scale: None })
+        match self {
+            Source::Disk(checkpoint) => checkpoint.verdict(module),
+            Source::Seeded { .. } => {
+                let dtype = self.dtype(&format!("{module}.weight"))?;
+                Ok(Verdict { scheme: Scheme::Plain(dtype), act: ActScheme::None, input_scale: None })
+            }
+        }
     }
 
     /// Fills rows `first..first + rows` of `dst` (u8, `[_, K]` for FP8, `[_, K/2]` for NVFP4) with a quantised module's
     /// codes as published. On the plan device the module is looked up and nothing is read.
-    pub fn fill_codes(&self, _cx: &Cx, _dst: &mut Tensor, _first: usize, _rows: usize, module: &str) -> Result<()> {
-        Err(self.plain(module))
+    pub fn fill_codes(&self, _cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
+        match self {
+            Source::Disk(checkpoint) => codes(checkpoint, dst, first, rows, module),
+            Source::Seeded { .. } => Err(plain(Path::new("seeded weights"), module)),
+        }
     }
 
     /// Fills rows `first..first + rows` of `dst` with a quantised module's block scales: u8 e4m3 codes `[_, K/16]` for
     /// NVFP4, f32 `[_, ceil(K/128)]` for FP8 by block, whose rows are rows of blocks. On the plan device the module is
     /// looked up and nothing is read.
-    pub fn fill_scales(&self, _cx: &Cx, _dst: &mut Tensor, _first: usize, _rows: usize, module: &str) -> Result<()> {
-        Err(self.plain(module))
+    pub fn fill_scales(&self, _cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
+        match self {
+            Source::Disk(checkpoint) => scales(checkpoint, dst, first, rows, module),
+            Source::Seeded { .. } => Err(plain(Path::new("seeded weights"), module)),
+        }
     }
 
     /// The scales of a quantised module's rows: FP8 by tensor or channel, or the global of NVFP4.
     pub fn row_scale(&self, module: &str) -> Result<RowScale> {
-        Err(self.plain(module))
+        match self {
+            Source::Disk(checkpoint) => checkpoint.row_scale(module),
+            Source::Seeded { .. } => Err(plain(Path::new("seeded weights"), module)),
+        }
     }
+}
 
-    fn plain(&self, module: &str) -> Error {
-        let place = match self {
-            Source::Disk(checkpoint) => place(checkpoint),
-            Source::Seeded { .. } => Path::new("seeded weights"),
-        };
-        Error::checkpoint(place, format!("{module} is not quantised, it has no codes and no scales"))
-    }
+fn plain(place: &Path, module: &str) -> Error {
+    Error::checkpoint(place, format!("{module} is not quantised, it has no codes and no scales"))
 }
 
 /// The element type of an unquantised parameter.
@@ -201,4 +211,85 @@ fn convert<T>(bytes: &[u8], from: DType, out: &mut [T], store: impl Fn(f32) -> T
             *o = store(f32::from_le_bytes(*b));
         }
     }
+}
+
+/// A linear module's scheme, rows and columns.
+fn linear(checkpoint: &Checkpoint, module: &str) -> Result<(Scheme, usize, usize)> {
+    let m = checkpoint
+        .module(module)
+        .ok_or_else(|| Error::checkpoint(place(checkpoint), format!("{module} is not a linear module")))?;
+    Ok((m.scheme, m.rows, m.cols))
+}
+
+/// A destination must be rows of exactly this type and width; nothing is padded or cut.
+fn fits(dst: &Tensor, first: usize, rows: usize, what: &str, expected: (DType, usize, usize)) -> Result<()> {
+    let (dtype, have, cols) = expected;
+    if dst.dtype() != dtype || dst.cols() != cols || rows != have || first + rows > dst.rows() {
+        return Err(Error::shape(
+            "load",
+            format!(
+                "{what} are {dtype} [{have}, {cols}]; {rows} rows from {first} of {} {:?} wanted",
+                dst.dtype(),
+                dst.shape()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn codes(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
+    let (scheme, n, k) = linear(checkpoint, module)?;
+    let cols = match scheme {
+        Scheme::Nvfp4(_) => k / 2,
+        Scheme::Fp8(_) => k,
+        Scheme::Plain(_) => return Err(plain(place(checkpoint), module)),
+    };
+    fits(dst, first, rows, &format!("{module}: codes"), (DType::U8, n, cols))?;
+    by_blocks(dst, first, rows, |range, out| checkpoint.read_codes(module, range, out))
+}
+
+fn scales(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
+    let (scheme, n, k) = linear(checkpoint, module)?;
+    match scheme {
+        Scheme::Nvfp4(_) => {
+            fits(dst, first, rows, &format!("{module}: scales"), (DType::U8, n, k / 16))?;
+            by_blocks(dst, first, rows, |range, out| checkpoint.read_group_scales(module, range, out))
+        }
+        Scheme::Fp8(Grain::Block) => {
+            let (down, across) = (n.div_ceil(128), k.div_ceil(128));
+            fits(dst, first, rows, &format!("{module}: scales of blocks"), (DType::F32, down, across))?;
+            if dst.buffer().device().has_data() {
+                let at = first * across;
+                let values = checkpoint.block_scales(module)?;
+                dst.host_mut::<f32>()?[at..at + values.len()].copy_from_slice(&values);
+            }
+            Ok(())
+        }
+        Scheme::Fp8(Grain::Tensor | Grain::Channel) => {
+            Err(Error::shape("load", format!("{module}: its scales are of whole rows, it has none of blocks")))
+        }
+        Scheme::Plain(_) => Err(plain(place(checkpoint), module)),
+    }
+}
+
+/// Rows of bytes into `dst`, a bounded number at once.
+fn by_blocks(
+    dst: &mut Tensor,
+    first: usize,
+    rows: usize,
+    read: impl Fn(std::ops::Range<usize>, &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    if !dst.buffer().device().has_data() {
+        return Ok(());
+    }
+    let cols = dst.cols();
+    let block = (STAGING_BYTES / cols.max(1)).max(1);
+    let bytes = dst.host_mut::<u8>()?;
+    let mut start = 0;
+    while start < rows {
+        let end = (start + block).min(rows);
+        read(start..end, &mut bytes[(first + start) * cols..(first + end) * cols])?;
+        start = end;
+    }
+    Ok(())
 }
