@@ -94,11 +94,10 @@ impl Model {
 }
 
 fn dense(cx: &Cx, w: &DenseWeights, x: Tensor) -> Result<Tensor> {
-    let gate_up = linear::project(cx, x.view(), &w.gate_up, "gate_up")?;
+    let mut gate_up = linear::project(cx, x.view(), &w.gate_up, "gate_up")?;
     drop(x);
-    let h = activation::silu_mul(cx, &gate_up, "act")?;
-    drop(gate_up);
-    linear::linear(cx, h.view(), &w.down, "down_proj")
+    activation::silu_mul(cx, &mut gate_up)?;
+    linear::linear(cx, gate_up.columns(0, gate_up.cols() / 2), &w.down, "down_proj")
 }
 
 fn experts(cx: &Cx, w: &MoeWeights, x: Tensor) -> Result<Tensor> {

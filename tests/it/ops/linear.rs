@@ -140,6 +140,46 @@ fn a_nan_or_infinity_stays_in_its_row() {
 }
 
 #[test]
+fn an_infinite_weight_stays_in_its_output() {
+    // Two blocks of inputs, the second one not whole: what the first left behind must not be multiplied.
+    const INPUTS: usize = 530;
+    const OUTPUTS: usize = 17;
+    let (device, meter) = (device(), Meter::default());
+    let cx = cx(&device, &meter, Numerics::F32);
+    let x = tensor(&device, DType::F32, &[4, INPUTS], &[1.0; 4 * INPUTS]);
+    for k in 0..INPUTS {
+        let mut w = vec![0.5; OUTPUTS * INPUTS];
+        w[k] = f32::INFINITY;
+        let w = plain(tensor(&device, DType::F32, &[OUTPUTS, INPUTS], &w));
+        for row in values(&linear(&cx, x.view(), &w, "y").unwrap()).chunks(OUTPUTS) {
+            assert_eq!(row[0], f32::INFINITY);
+            assert_eq!(row[1..], [265.0; OUTPUTS - 1], "weight [0, {k}]");
+        }
+    }
+}
+
+#[test]
+fn sums_are_in_the_written_order() {
+    const INPUTS: usize = 1030;
+    let mut rng = rng(9);
+    let (device, meter) = (device(), Meter::default());
+    let (x, w) = (uniform(&mut rng, 6 * INPUTS, 1.0), uniform(&mut rng, 3 * INPUTS, 1.0));
+    let (xt, wt) =
+        (tensor(&device, DType::F32, &[6, INPUTS], &x), plain(tensor(&device, DType::F32, &[3, INPUTS], &w)));
+    let y = values(&linear(&cx(&device, &meter, Numerics::F32), xt.view(), &wt, "y").unwrap());
+    for (i, &y) in y.iter().enumerate() {
+        let mut lanes = [0.0f32; 16];
+        for k in 0..INPUTS {
+            lanes[k % 16] += x[i / 3 * INPUTS + k] * w[i % 3 * INPUTS + k];
+        }
+        let eight: [f32; 8] = std::array::from_fn(|l| lanes[l] + lanes[l + 8]);
+        let four: [f32; 4] = std::array::from_fn(|l| eight[l] + eight[l + 4]);
+        let want = (four[0] + four[2]) + (four[1] + four[3]);
+        assert_eq!(y.to_bits(), want.to_bits(), "element {i}");
+    }
+}
+
+#[test]
 fn plan_and_cpu_allocate_the_same_bytes_and_count_the_same_cost() {
     for (name, shape, wd) in float_cases() {
         let Shape { tokens, x, w: LinearSpec { rows, cols, .. }, out } = shape;
