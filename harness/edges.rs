@@ -113,8 +113,7 @@ pub(crate) fn frontier(args: &FrontierArgs) -> Result<(), Failure> {
     let mut batches: Vec<u64> = grid.cells().iter().map(|c| c.batch).collect();
     batches.dedup();
     let model = Model { text: args.model.clone(), seed: args.numerics.seed };
-    let question =
-        Question { context: args.context, kv_tokens: args.budget.kv_tokens, max_chunk: args.max_chunk };
+    let question = Question { context: args.context, kv_tokens: args.budget.kv_tokens, max_chunk: args.max_chunk };
     let mut table = Table::new(&[
         ("model", Align::Left),
         ("card", Align::Left),

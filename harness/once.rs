@@ -65,8 +65,15 @@ pub(crate) fn logits(args: &LogitsArgs) -> Result<(), Failure> {
     };
     let rows = if which == Logits::Prompt { ids.len() } else { 1 };
     let request = Request { logits: which, ..Request::greedy(ids, 1) };
-    let mut engine =
-        one_request(&args.model, args.numerics.seed, &place, values, args.chunk, request, args.target.budget.kv_tokens)?;
+    let mut engine = one_request(
+        &args.model,
+        args.numerics.seed,
+        &place,
+        values,
+        args.chunk,
+        request,
+        args.target.budget.kv_tokens,
+    )?;
     let vocab = engine.runner().model().geometry().vocab;
     let notes = [
         ("model", args.model.clone()),
@@ -102,8 +109,15 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
         ignore_eos: false,
         ..Request::greedy(ids, args.max_tokens as usize)
     };
-    let mut engine =
-        one_request(&args.model, args.numerics.seed, &place, values, args.chunk, request, args.target.budget.kv_tokens)?;
+    let mut engine = one_request(
+        &args.model,
+        args.numerics.seed,
+        &place,
+        values,
+        args.chunk,
+        request,
+        args.target.budget.kv_tokens,
+    )?;
     let mut first = true;
     while let Some(step) = engine.step()? {
         for record in step.records {
@@ -140,4 +154,3 @@ fn sample_row(args: &SamplingArgs) -> Result<SampleRow, Error> {
         ..SampleRow::default()
     })
 }
-

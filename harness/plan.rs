@@ -122,7 +122,8 @@ fn peak_text(model: &Model, place: &Place, values: Values, args: &PlanArgs) -> R
     let mut text = String::new();
     match runner.run(&cell, &mut row) {
         Ok(()) => {
-            let mut table = Table::new(&[("owner at the peak", Align::Left), ("bytes", Align::Right), ("", Align::Right)]);
+            let mut table =
+                Table::new(&[("owner at the peak", Align::Left), ("bytes", Align::Right), ("", Align::Right)]);
             for owner in &row.owners {
                 table.push(vec![owner.tag.clone(), owner.bytes.to_string(), mib(owner.bytes)]);
             }
@@ -146,4 +147,3 @@ fn peak_text(model: &Model, place: &Place, values: Values, args: &PlanArgs) -> R
     }
     Ok(text)
 }
-

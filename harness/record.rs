@@ -255,13 +255,19 @@ impl Row {
         self.slab_bytes = Some(oom.slab);
     }
 
-    /// Marks the row as refused by the plan. The term named is the first that passes the end of the slab.
+    /// Marks the row as refused by the plan: the first allocation past the end of the slab, or, where none was found, the
+    /// first term past it.
     pub(crate) fn set_budget(&mut self, budget: &BudgetError) {
         self.status = Status::OomPredicted;
         self.detail = Some(budget.to_string());
         self.owners = budget.terms.iter().map(|(tag, bytes)| Owner { tag: tag.clone(), bytes: *bytes }).collect();
         self.owners.sort_by_key(|owner| std::cmp::Reverse(owner.bytes));
         self.slab_bytes = Some(budget.slab);
+        if let Some(first) = &budget.first {
+            self.owners = first.owners.iter().map(|(tag, bytes)| Owner { tag: tag.clone(), bytes: *bytes }).collect();
+            self.set_shortage(&first.tag, first.requested, first.free);
+            return;
+        }
         let mut free = budget.slab;
         for (term, bytes) in &budget.terms {
             if *bytes > free {
@@ -516,6 +522,7 @@ pub(crate) mod tests {
         let budget = BudgetError {
             slab: 100,
             terms: vec![("weights".into(), 60), ("state".into(), 30), ("logits".into(), 30), ("kv".into(), 10)],
+            first: None,
             nearest: None,
         };
         let mut row = Row::default();

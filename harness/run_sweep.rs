@@ -41,14 +41,16 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     let out = args.out.clone().unwrap_or_else(|| Path::new("highwater-out").join(&provenance.run));
     let mut journal = Journal::create(&out)?;
     let values = Values::of(&args.numerics, DType::Bf16)?;
-    let workload = Workload { prompt: args.prompt, output: args.output, kv_tokens: args.target.budget.kv_tokens, context: None };
+    let workload =
+        Workload { prompt: args.prompt, output: args.output, kv_tokens: args.target.budget.kv_tokens, context: None };
     let mut rows = Vec::new();
+    let mut drawn = 0;
     match &args.model {
         Some(text) => {
             let place = Place::of(&args.target)?;
-            let grid = Grid::new(&args.axes).map_err(Failure::usage)?;
+            let axes_grid = Grid::new(&args.axes).map_err(Failure::usage)?;
             let model = Model { text: text.clone(), seed: args.numerics.seed };
-            rows.extend(grid_rows(&model, &place, values, &workload, &grid, &provenance, &mut journal)?);
+            rows.extend(grid_rows(&model, &place, values, &workload, &axes_grid, &provenance, &mut journal)?);
         }
         None => {
             let axes = if args.axes.is_empty() {
@@ -58,8 +60,9 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
             };
             let tiny = Model { text: "tiny@bf16".into(), seed: args.numerics.seed };
             let place = Place::of(&args.target)?;
-            let grid = Grid::new(&axes).map_err(Failure::usage)?;
-            rows.extend(grid_rows(&tiny, &place, values, &workload, &grid, &provenance, &mut journal)?);
+            let axes_grid = Grid::new(&axes).map_err(Failure::usage)?;
+            rows.extend(grid_rows(&tiny, &place, values, &workload, &axes_grid, &provenance, &mut journal)?);
+            drawn = rows.len();
             print(&sweep_table(&rows).text())?;
             print("\n")?;
             let (planned, fits) = usual_plans(values, &provenance, &mut journal)?;
@@ -70,10 +73,12 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
         }
     }
     if args.model.is_some() {
+        drawn = rows.len();
         print(&sweep_table(&rows).text())?;
     }
     print(&format!("\n{}\n", sweep_definitions()))?;
-    let pictures = charts::write(&rows, &out)?;
+    // Pictures are of grids; the usual plans are a table.
+    let pictures = charts::write(&rows[..drawn], &out)?;
     let mut files = format!("{}: sweep.csv, sweep.jsonl", out.display());
     for picture in &pictures {
         let _ = write!(files, ", {}", picture.file_name().unwrap_or_default().to_string_lossy());
@@ -129,14 +134,17 @@ impl Runner for Checked<'_> {
 
 /// A plan per usual model, card and batch: the row of its largest chunk, and the table of them.
 fn usual_plans(values: Values, provenance: &Provenance, journal: &mut Journal) -> Result<(Vec<Row>, Table), Failure> {
-    let mut columns = vec![("model", Align::Left), ("card", Align::Left), ("memory", Align::Right), ("weights", Align::Right)];
+    let mut columns =
+        vec![("model", Align::Left), ("card", Align::Left), ("memory", Align::Right), ("weights", Align::Right)];
     let names: Vec<String> = USUAL_BATCHES.iter().map(|b| format!("batch {b}")).collect();
     columns.extend(names.iter().map(|n| (n.as_str(), Align::Right)));
     columns.push(("transient at most", Align::Right));
     let mut table = Table::new(&columns);
     let mut rows = Vec::new();
-    let pairs: Vec<(&str, &str)> =
-        USUAL_PLANS.iter().flat_map(|(models, cards)| models.iter().flat_map(|m| cards.iter().map(|c| (*m, *c)))).collect();
+    let pairs: Vec<(&str, &str)> = USUAL_PLANS
+        .iter()
+        .flat_map(|(models, cards)| models.iter().flat_map(|m| cards.iter().map(|c| (*m, *c))))
+        .collect();
     let progress = Progress::cells(pairs.len() as u64);
     for (text, card) in pairs {
         progress.doing(&format!("{text} on {card}"));
@@ -162,4 +170,3 @@ fn usual_plans(values: Values, provenance: &Provenance, journal: &mut Journal) -
     progress.finish();
     Ok((rows, table))
 }
-

@@ -38,7 +38,11 @@ impl Place {
             let overhead = spec.overhead.bytes();
             return Err(Error::Request {
                 param: "--vram",
-                what: format!("{} B; more than the {overhead} B outside the slab of {} are needed", vram.unwrap_or(0), spec.name),
+                what: format!(
+                    "{} B; more than the {overhead} B outside the slab of {} are needed",
+                    vram.unwrap_or(0),
+                    spec.name
+                ),
             });
         }
         Ok(Place { spec, vram, kind })

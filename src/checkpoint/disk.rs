@@ -168,7 +168,10 @@ fn read_tokens(dir: &Path, geometry: &mut Geometry) -> Result<()> {
     }
     if let Some(decodable) = tokenizer::decodable(dir, geometry.vocab)? {
         if let Some(id) = geometry.eos.iter().find(|id| **id as usize >= decodable) {
-            let what = format!("{id} ends a sequence, and the tokenizer's ids end at {}: they do not belong together", decodable - 1);
+            let what = format!(
+                "{id} ends a sequence, and the tokenizer's ids end at {}: they do not belong together",
+                decodable - 1
+            );
             return Err(Error::config(dir.join("tokenizer.json"), "model.vocab", what));
         }
         geometry.decodable = decodable;
@@ -207,7 +210,11 @@ impl Opened {
         let mut places: HashMap<&str, usize> = HashMap::with_capacity(self.found.len());
         for Found { file, tensor } in &self.found {
             if let Some(first) = places.insert(&tensor.name, *file) {
-                let what = format!("tensor \"{}\" is also in {}; remove one", shown(&tensor.name), self.paths[first].display());
+                let what = format!(
+                    "tensor \"{}\" is also in {}; remove one",
+                    shown(&tensor.name),
+                    self.paths[first].display()
+                );
                 return Err(Error::checkpoint(&self.paths[*file], what));
             }
         }
@@ -228,7 +235,8 @@ impl Opened {
         let lost = index.tensors.iter().filter(|(name, _)| !places.contains_key(name.as_str())).min();
         if let Some((name, at)) = lost {
             let file = &index.files[*at];
-            let what = format!("tensor \"{}\" is said to be in {}, whose header does not have it", shown(name), shown(file));
+            let what =
+                format!("tensor \"{}\" is said to be in {}, whose header does not have it", shown(name), shown(file));
             return Err(Error::checkpoint(dir.join(INDEX), what));
         }
         self.only_skipped(weights.shards.len(), "a file the index does not name")
@@ -237,7 +245,10 @@ impl Opened {
     fn only_skipped(&self, shards: usize, why: &str) -> Result<()> {
         match self.found.iter().find(|f| f.file >= shards && !matches!(role(&f.tensor.name), Role::Skip(_))) {
             Some(f) => {
-                let what = format!("tensor \"{}\" is in {why}; put the index and its files together, and nothing else", shown(&f.tensor.name));
+                let what = format!(
+                    "tensor \"{}\" is in {why}; put the index and its files together, and nothing else",
+                    shown(&f.tensor.name)
+                );
                 Err(Error::checkpoint(&self.paths[f.file], what))
             }
             None => Ok(()),

@@ -61,14 +61,18 @@ pub(crate) fn resolve(path: &Path) -> Result<PathBuf> {
     let revision = std::str::from_utf8(&bytes).unwrap_or_default().trim();
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_' || c == '.';
     if revision.is_empty() || revision.starts_with('.') || !revision.chars().all(plain) {
-        let what = format!("\"{}\"; must be the name of a folder in snapshots", shown(&String::from_utf8_lossy(&bytes)));
+        let what =
+            format!("\"{}\"; must be the name of a folder in snapshots", shown(&String::from_utf8_lossy(&bytes)));
         return Err(Error::checkpoint(&main, what));
     }
     let snapshot = path.join("snapshots").join(revision);
     if has(&snapshot, "config.json") {
         Ok(snapshot)
     } else {
-        Err(Error::checkpoint(&snapshot, "refs/main points here, and there is no config.json; download the model again"))
+        Err(Error::checkpoint(
+            &snapshot,
+            "refs/main points here, and there is no config.json; download the model again",
+        ))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 /// Most bytes of JSON; the reference reader's limit.
 pub const MAX_JSON: u64 = 100_000_000;
 /// Most tensors of one file.
-const MAX_TENSORS: usize = 1 << 20;
+const MAX_TENSORS: usize = 1 << 19;
 /// Most dimensions of a tensor; the family's largest, a vision kernel, has 5.
 const MAX_RANK: usize = 8;
 /// Longest tensor name, in bytes.
@@ -164,7 +164,8 @@ pub fn parse(file: &Path, bytes: &[u8], file_len: u64) -> Result<Header> {
         return Err(Error::checkpoint(file, what));
     }
     let mut de = serde_json::Deserializer::from_str(text);
-    let raw = Entries.deserialize(&mut de).and_then(|v| de.end().map(|()| v)).map_err(|e| json::syntax(file, &e))?;
+    let raw =
+        Entries.deserialize(&mut de).and_then(|v| de.end().map(|()| v)).map_err(|e| json::syntax(file, text, &e))?;
     let data_start = 8 + len;
     let mut tensors = Vec::with_capacity(raw.len());
     for (name, entry) in raw {
@@ -241,7 +242,7 @@ fn tile(tensors: &[Tensor], data_start: u64, file_len: u64) -> Result<(), String
 }
 
 #[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object of dtype, shape and data_offsets")]
 struct Entry {
     dtype: String,
     shape: Dims,

@@ -19,6 +19,9 @@ pub(crate) const INDEX_LIMIT: u64 = 128 << 20;
 /// Most files a checkpoint may be split into.
 pub(crate) const MAX_FILES: usize = 4096;
 
+/// Most tensors it may name; the largest model of the family, quantised, has 370,000.
+const MAX_TENSORS: usize = 1 << 19;
+
 /// What a valid index says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Index {
@@ -36,9 +39,12 @@ pub struct Index {
 pub fn parse(file: &Path, bytes: &[u8]) -> Result<Index> {
     let text = json::text(file, bytes)?;
     let mut de = serde_json::Deserializer::from_str(text);
-    let found = Top.deserialize(&mut de).and_then(|v| de.end().map(|()| v)).map_err(|e| json::syntax(file, &e))?;
+    let found =
+        Top.deserialize(&mut de).and_then(|v| de.end().map(|()| v)).map_err(|e| json::syntax(file, text, &e))?;
     match found {
-        Some(index) if index.tensors.is_empty() => Err(Error::checkpoint(file, "weight_map is empty; it must name each tensor's file")),
+        Some(index) if index.tensors.is_empty() => {
+            Err(Error::checkpoint(file, "weight_map is empty; it must name each tensor's file"))
+        }
         Some(index) => Ok(index),
         None => Err(Error::checkpoint(file, "no weight_map; it must name each tensor's file")),
     }
@@ -121,6 +127,9 @@ impl<'de> Visitor<'de> for WeightMap {
                 position.insert(file, index.files.len() - 1);
                 index.files.len() - 1
             };
+            if index.tensors.len() == MAX_TENSORS {
+                return Err(A::Error::custom(format!("more than {MAX_TENSORS} tensors")));
+            }
             if index.tensors.insert(tensor.clone(), at).is_some() {
                 return Err(A::Error::custom(format!("tensor \"{}\" stands twice in weight_map", shown(&tensor))));
             }

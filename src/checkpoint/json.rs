@@ -81,10 +81,27 @@ fn check_depth(file: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// The error of a document that serde_json refused.
-pub(crate) fn syntax(file: &Path, error: &serde_json::Error) -> Error {
-    let hint = if error.is_eof() { ": the file is cut short, copy it again" } else { "" };
-    Error::checkpoint(file, format!("not the JSON expected: {}{hint}", shown_error(error)))
+/// The error of a document that serde_json refused, with the text around the place where its syntax is wrong.
+pub(crate) fn syntax(file: &Path, text: &str, error: &serde_json::Error) -> Error {
+    let near = if error.is_eof() {
+        ": the file is cut short, copy it again".into()
+    } else if error.is_syntax() {
+        let near = around(text, error.line(), error.column());
+        let hint = if near.contains("NaN") || near.contains("Infinity") { "; JSON has no NaN or Infinity" } else { "" };
+        format!(", near {}{hint}", shown(near))
+    } else {
+        String::new()
+    };
+    Error::checkpoint(file, format!("not the JSON expected: {}{near}", shown_error(error)))
+}
+
+/// Some text before and after a line and column, both counted from 1.
+fn around(text: &str, line: usize, column: usize) -> &str {
+    let start = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum::<usize>();
+    let at = (start + column).min(text.len());
+    let from = (0..=at.saturating_sub(40)).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
+    let to = (at + 20..text.len()).find(|i| text.is_char_boundary(*i)).unwrap_or(text.len());
+    &text[from..to]
 }
 
 // serde_json repeats keys and values of the file in its messages, at any length.
@@ -98,7 +115,7 @@ fn shown_error(error: &serde_json::Error) -> String {
 pub(crate) fn object(file: &Path, bytes: &[u8]) -> Result<Map<String, Value>> {
     let text = text(file, bytes)?;
     let mut de = serde_json::Deserializer::from_str(text);
-    let value = Unique.deserialize(&mut de).and_then(|v| de.end().map(|()| v)).map_err(|e| syntax(file, &e))?;
+    let value = Unique.deserialize(&mut de).and_then(|v| de.end().map(|()| v)).map_err(|e| syntax(file, text, &e))?;
     match value {
         Value::Object(map) => Ok(map),
         other => Err(Error::checkpoint(file, format!("holds {}; must hold a JSON object", kind(&other)))),
@@ -160,6 +177,11 @@ impl<'de> Visitor<'de> for Unique {
         }
         Ok(Value::Object(object))
     }
+}
+
+/// A number as people write it.
+fn plain(v: f64) -> String {
+    if (1e-3..1e5).contains(&v) { v.to_string() } else { format!("{v:e}") }
 }
 
 /// What a value is, in a message.
@@ -255,10 +277,11 @@ impl<'a> Fields<'a> {
     /// A number in `min..=max`; the JSON may write it as an integer.
     pub(crate) fn float(&self, key: &str, min: f64, max: f64) -> Result<Option<f64>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        match value.as_f64().filter(|v| (min..=max).contains(v)) {
-            Some(v) => Ok(Some(v)),
-            None => Err(self.error(key, format!("{}; must be a number from {min:e} to {max:e}", kind(value)))),
+        if let Some(v) = value.as_f64().filter(|v| (min..=max).contains(v)) {
+            return Ok(Some(v));
         }
+        let what = format!("{}; must be a number from {} to {}", kind(value), plain(min), plain(max));
+        Err(self.error(key, what))
     }
 
     pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>> {

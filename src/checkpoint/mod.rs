@@ -15,9 +15,10 @@
 //! | folder.rs | which files of a folder make a checkpoint |
 //! | account.rs | every tensor matched to a parameter, skipped or refused |
 //! | disk.rs | [`Checkpoint`]: open files and positioned reads |
+//! | source.rs | [`Source`]: one parameter into the rows of a tensor, from disk or from a seed |
 //! | model_ref.rs | [`ModelRef`]: what a user may write for a model |
 //!
-//! Imports `error` only. A device, an arena or a kernel has no place here: bytes go into a slice the caller owns.
+//! All but source.rs import `error` only: bytes go into a slice the caller owns.
 
 mod account;
 mod builtin;

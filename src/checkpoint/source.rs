@@ -49,8 +49,6 @@ fn init_of(name: &str, cols: usize) -> Init {
         (-2.0, 1.0)
     } else if name.ends_with("conv1d.weight") {
         (0.0, 0.5)
-    } else if name == "embed_tokens.weight" {
-        (0.0, 1.0)
     } else {
         (0.0, 1.0 / (cols as f32).sqrt())
     };

@@ -45,13 +45,15 @@ pub(crate) fn decodable(dir: &Path, vocab: usize) -> Result<Option<usize>> {
 }
 
 fn document<'a, T: Deserialize<'a>>(file: &Path, bytes: &'a [u8]) -> Result<T> {
-    serde_json::from_str(json::text(file, bytes)?).map_err(|e| json::syntax(file, &e))
+    let text = json::text(file, bytes)?;
+    serde_json::from_str(text).map_err(|e| json::syntax(file, text, &e))
 }
 
 fn checked(file: &Path, field: &str, id: Option<u64>, vocab: usize) -> Result<()> {
     match id {
         Some(id) if id >= vocab as u64 => {
-            let what = format!("token id {id}; the model has {vocab} rows (vocab_size): this is another model's tokenizer");
+            let what =
+                format!("token id {id}; the model has {vocab} rows (vocab_size): this is another model's tokenizer");
             Err(Error::config(file, field, what))
         }
         _ => Ok(()),

@@ -158,7 +158,7 @@ fn unknown(name: &str, wanted: &str) -> Error {
     }
     let names: Vec<&str> = std::iter::once(HOST).chain(CARDS.iter().map(|card| card.name)).collect();
     let hint = nearest(wanted, &names).map(|name| format!("did you mean {name}? ")).unwrap_or_default();
-    let what = format!("no card is called {shown:?}; {hint}Names: {}", names.join(", "));
+    let what = format!("no card is called {shown:?}; {hint}the names are {}", names.join(", "));
     Error::Request { param: "--card", what }
 }
 
@@ -250,7 +250,7 @@ mod tests {
             let what = message(written);
             assert!(what.contains(&format!("did you mean {suggestion}?")), "{what}");
             assert!(what.contains(&format!("{written:?}")), "{what}");
-            assert!(what.contains("Names: host, rtx-3090,") && what.ends_with("b200"), "{what}");
+            assert!(what.contains("the names are host, rtx-3090,") && what.ends_with("b200"), "{what}");
         }
     }
 

@@ -24,7 +24,7 @@ const ENDLESS_BYTES: u64 = 1 << 60;
 pub enum KvBudget {
     /// Room for so many tokens, so that a change elsewhere cannot hide in it.
     Tokens(u64),
-    /// What everything else leaves.
+    /// What everything else leaves, at most what all sequences can use.
     Fill,
 }
 
@@ -190,9 +190,12 @@ fn divide(endless: &mut Runner, slab: u64, limits: Limits, kv: KvBudget) -> Resu
         KvBudget::Tokens(tokens) => cache::pages_for(tokens),
         KvBudget::Fill => {
             let rest = slab.saturating_sub(weights + state + inputs + arena);
-            let page = cache::state_bytes(&decls, StateScope::PerToken, 1).max(1);
             // Padding is per tensor, so whole pages may fit a few more than this; the pool is filled to within one page.
-            (rest / page).max(1)
+            let page = cache::state_bytes(&decls, StateScope::PerToken, 1);
+            let left = rest.checked_div(page).unwrap_or(u64::MAX);
+            // More than every sequence at its full context is never used.
+            let usable = limits.batch as u64 * cache::pages_for(limits.context as u64);
+            left.clamp(1, usable)
         }
     };
     let kv = cache::state_bytes(&decls, StateScope::PerToken, pages);

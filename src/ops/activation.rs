@@ -117,8 +117,8 @@ pub fn sigmoid_mul(cx: &Cx, x: &mut Tensor, qkv: &Tensor, dims: AttnDims) -> Res
     }
 }
 
-/// The gates of a GDN layer: `beta = sigmoid(b)` and `g = -exp(a_log) * softplus(a + dt_bias)`, in f32. ba `[T, 2*heads]`
-/// holds b first, then a; a_log and dt_bias are f32 `[heads]`.
+/// The gates of a GDN layer: `beta = sigmoid(b)` and `g = -exp(a_log) * softplus(a + dt_bias)`, in f32. A row of ba,
+/// `[T, 2*heads]`, holds b first, then a; a_log and dt_bias are f32 `[heads]`.
 pub fn gdn_gates(cx: &Cx, ba: &Tensor, a_log: &Tensor, dt_bias: &Tensor) -> Result<Gates> {
     let (rows, cols) = check::matrix(GDN_GATES, "ba", ba)?;
     let heads = a_log.len();

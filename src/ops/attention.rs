@@ -10,7 +10,7 @@ use crate::num::DType;
 use crate::ops::batch::{PAGE_TOKENS, Span};
 use crate::ops::cost::{Cost, Unit};
 use crate::ops::kv_write::KvPages;
-use crate::ops::{Batch, Cx, Limits, reference};
+use crate::ops::{Batch, Cx, Limits, check, reference};
 use crate::tensor::Tensor;
 
 const OP: &str = "attention";
@@ -81,19 +81,20 @@ impl AttnDims {
     /// Checks a fused projection against the dimensions and the step.
     pub(super) fn check_rows(&self, op: &'static str, qkv: &Tensor, batch: &Batch) -> Result<()> {
         self.check(op)?;
-        let (tokens, cols) = (batch.tokens(), self.qkv_cols());
-        if qkv.shape() != [tokens, cols] || tokens == 0 || !matches!(qkv.dtype(), DType::F32 | DType::Bf16) {
-            let (shape, dtype) = (qkv.shape(), qkv.dtype());
+        let Limits { step_tokens, context, .. } = batch.inputs.limits();
+        let (tokens, dtype) = (qkv.rows(), qkv.dtype());
+        if tokens == 0 || tokens > step_tokens || !matches!(dtype, DType::F32 | DType::Bf16) {
             return Err(Error::shape(
                 op,
-                format!("qkv is {shape:?} {dtype}, must be [{tokens}, {cols}] f32 or bf16 for {self:?}, rows above 0"),
+                format!("qkv has {tokens} rows of {dtype}; must be 1 to {step_tokens} of f32 or bf16"),
             ));
         }
-        if tokens > batch.inputs.limits().step_tokens {
-            let most = batch.inputs.limits().step_tokens;
-            return Err(Error::shape(op, format!("{tokens} rows, the step's inputs hold {most}")));
+        check::tensor(op, "qkv", qkv, dtype, &[tokens, self.qkv_cols()])?;
+        check::batch(op, batch, tokens)?;
+        match batch.spans.iter().enumerate().find(|(_, span)| span.context.saturating_add(span.len) > context) {
+            Some((i, span)) => Err(Error::shape(op, format!("span {i} is {span:?}, must end within {context} tokens"))),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -143,7 +144,6 @@ pub fn attend(cx: &Cx, qkv: &Tensor, kv: &KvPages, dims: AttnDims, batch: &Batch
     dims.check_rows(OP, qkv, batch)?;
     kv.check(OP, dims, cx.numerics.kv)?;
     let limits = batch.inputs.limits();
-    check_spans(batch, limits)?;
     let spec = cx.device.spec();
     let mut out = cx.activation(OP, "out", &[batch.tokens(), dims.out_cols()])?;
     let tactic = tactic(spec, dims, limits, batch.decodes);
@@ -154,28 +154,6 @@ pub fn attend(cx: &Cx, qkv: &Tensor, kv: &KvPages, dims: AttnDims, batch: &Batch
         Arm::Plan => {}
     }
     Ok(out)
-}
-
-fn check_spans(batch: &Batch, limits: Limits) -> Result<()> {
-    let err = |what: String| Err(Error::shape(OP, what));
-    if batch.spans.len() > limits.batch || batch.decodes > batch.spans.len() {
-        let (spans, decodes) = (batch.spans.len(), batch.decodes);
-        return err(format!("{spans} sequences, {decodes} of them decodes, at most {} fit the inputs", limits.batch));
-    }
-    let mut next = 0;
-    for (i, span) in batch.spans.iter().enumerate() {
-        if span.start != next || span.len == 0 {
-            return err(format!("sequence {i} is {span:?}, must start at row {next} and have rows"));
-        }
-        next += span.len;
-        if i < batch.decodes && (span.len != 1 || span.context == 0) {
-            return err(format!("sequence {i} is a decode of {span:?}, must be one row after a context"));
-        }
-        if span.context + span.len > limits.context {
-            return err(format!("sequence {i} is {span:?}, must end within {} tokens", limits.context));
-        }
-    }
-    Ok(())
 }
 
 /// Each sequence's keys and values read once, queries read once and the result written once; four operations per query

@@ -66,8 +66,8 @@ pub fn cost(spans: &[Span], channels: usize, taps: usize, dtype: DType) -> Cost 
     }
 }
 
-/// The convolution of every sequence of the step: x the `[T, C]` channels of the fused projection, w f32 `[C, W]`, state
-/// `[slots, C, W-1]` activations (W of at least 2); gives `[T, C]` activations.
+/// The convolution of every sequence of the step: x the `[T, C]` channels of the fused projection, w f32 `[C, W]`,
+/// state `[slots, C, W-1]` activations (W of at least 2); gives `[T, C]` activations.
 ///
 /// A sequence reads `slot_in` (nothing, if it is fresh) and writes `slot_out`. One with slot_in -1 is inert: its rows
 /// are zero, no slot changes.

@@ -1,8 +1,10 @@
 //! One token of the gated delta rule per sequence: the recurrence itself.
 //!
-//! Per value head, with S its state `[dk, dv]`: `S *= exp(g); delta = beta * (v - S^T k); S += k (x) delta; o = S^T q`. The
-//! decay comes first, the prediction is read from the decayed state, the output from the updated one. q and k are made
-//! unit vectors (1e-6 under the root), q is scaled by dk^-0.5; value head h uses key head h / (value heads / key heads).
+//! Per value head, with S its state `[dk, dv]`:
+//! `S *= exp(g); delta = beta * (v - S^T k); S += k (x) delta; o = S^T q`.
+//! The decay comes first, the prediction is read from the decayed state, the output from the updated one. q and k are
+//! made unit vectors (1e-6 under the root), q is scaled by dk^-0.5; value head h uses key head h / (value heads / key
+//! heads).
 
 use serde::Serialize;
 
@@ -61,8 +63,9 @@ pub fn cost(dims: GdnDims, spans: &[Span], dtype: DType, state: DType) -> Cost {
 
 /// The recurrence over the batch's decodes: writes those rows of `out` `[T, value_heads*value_dim]` and their states.
 ///
-/// conv `[T, dims.channels()]` rows are (q, k, v) after the convolution; state `[slots, value_heads, key_dim, value_dim]`
-/// in the numerics' state type. A fresh sequence's state counts as zero; slot_in -1 gives a zero row and changes no slot.
+/// conv `[T, dims.channels()]` rows are (q, k, v) after the convolution; the numerics' state type keeps state
+/// `[slots, value_heads, key_dim, value_dim]`. A fresh sequence's state counts as zero; slot_in -1 gives a zero row and
+/// changes no slot.
 pub fn recurrent(
     cx: &Cx,
     conv: &Tensor,

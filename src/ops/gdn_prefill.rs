@@ -1,11 +1,14 @@
 //! The gated delta rule over prompts, in chunks of 64 tokens.
 //!
-//! The chunked (WY) form of Yang, Kautz and Hatamizadeh, "Gated delta networks" (2024): per value head and chunk, with c
-//! the running sum of g and S the state before the chunk,
-//! `A[i,j] = beta_i (k_i . k_j) exp(c_i - c_j)` for j < i, `(I + A) X = beta (v - exp(c) k S)`,
-//! `o = exp(c) q S + tril(q k^T exp(c_i - c_j)) X`, `S <- exp(c_last) S + (k exp(c_last - c))^T X`. Only differences with
-//! j <= i are exponentiated, so nothing overflows. It equals the recurrence of [`gdn_decode`](super::gdn_decode) in exact
-//! arithmetic. Chunks are counted from a span's first row, so a prompt split at multiples of 64 gives the same chunks.
+//! The chunked (WY) form of Yang, Kautz and Hatamizadeh, "Gated delta networks" (2024): per value head and chunk, with
+//! c the running sum of g and S the state before the chunk,
+//! - `A[i,j] = beta_i (k_i . k_j) exp(c_i - c_j)` for j < i, and `(I + A) X = beta (v - exp(c) k S)`,
+//! - `o = exp(c) q S + tril(q k^T exp(c_i - c_j)) X`,
+//! - `S <- exp(c_last) S + (k exp(c_last - c))^T X`.
+//!
+//! Only differences with j <= i are exponentiated, so nothing overflows. It equals the recurrence of
+//! [`gdn_decode`](super::gdn_decode) in exact arithmetic. Chunks are counted from a span's first row, so a prompt split
+//! at multiples of 64 gives the same chunks.
 
 use serde::Serialize;
 
@@ -146,10 +149,10 @@ pub(crate) fn state_bytes(dims: GdnDims, spans: &[Span], state: DType) -> u64 {
 
 /// The rule over the batch's prefills: writes those rows of `out` `[T, value_heads*value_dim]` and their states.
 ///
-/// conv `[T, dims.channels()]` rows are (q, k, v) after the convolution; q and k are made unit vectors here, q is scaled
-/// by key_dim^-0.5, value head h uses key head h / (value heads / key heads). state is `[slots, value_heads, key_dim,
-/// value_dim]` in the numerics' state type. A fresh sequence's state counts as zero; slot_in -1 gives zero rows and
-/// changes no slot.
+/// conv `[T, dims.channels()]` rows are (q, k, v) after the convolution; q and k are made unit vectors here, q is
+/// scaled by key_dim^-0.5, value head h uses key head h / (value heads / key heads). The numerics' state type keeps
+/// state `[slots, value_heads, key_dim, value_dim]`. A fresh sequence's state counts as zero; slot_in -1 gives zero
+/// rows and changes no slot.
 pub fn chunked(
     cx: &Cx,
     conv: &Tensor,
@@ -170,7 +173,7 @@ pub fn chunked(
     let _workspace = cx.workspace(OP, tactic.workspace, |limits| upper_bound(spec, limits, dims))?;
     cx.note(OP, cost(dims, spans, conv.dtype(), state.dtype()));
     match cx.device.arm() {
-        // The CPU arm solves in place of inverting; its scratch is one chunk per thread, on the heap.
+        // The CPU arm solves and does not invert; its heap scratch is a chunk per thread and a slice per (row, head).
         Arm::Cpu(_) => with_elem!(OP, conv.dtype(), E => with_elem!(OP, state.dtype(), S => {
             let states = reference::slots::split::<S>(
                 OP, state.host_mut()?, dims.state_len(), &batch,

@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use crate::device::{Arm, Device};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::mem::{End, Layer, Tag};
 use crate::num::DType;
 use crate::ops::attention::AttnDims;
 use crate::ops::batch::PAGE_TOKENS;
 use crate::ops::cost::{Cost, Unit};
-use crate::ops::{Batch, Cx, reference};
+use crate::ops::{Batch, Cx, check, reference};
 use crate::tensor::{Tensor, byte_size};
 
 const OP: &str = "kv_write";
@@ -45,19 +45,8 @@ impl KvPages {
 
     pub(super) fn check(&self, op: &'static str, dims: AttnDims, dtype: DType) -> Result<()> {
         let shape = [self.pages(), PAGE_TOKENS, dims.kv_heads, dims.head_dim];
-        if self.k.shape() != shape || self.v.shape() != shape || self.k.dtype() != dtype || self.v.dtype() != dtype {
-            return Err(Error::shape(
-                op,
-                format!(
-                    "pages are k {:?} {} and v {:?} {}; must be {shape:?} {dtype}",
-                    self.k.shape(),
-                    self.k.dtype(),
-                    self.v.shape(),
-                    self.v.dtype()
-                ),
-            ));
-        }
-        Ok(())
+        check::tensor(op, "k", &self.k, dtype, &shape)?;
+        check::tensor(op, "v", &self.v, dtype, &shape)
     }
 }
 

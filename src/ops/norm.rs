@@ -1,7 +1,7 @@
 //! Root-mean-square norms, alone and fused with the residual add, and the gated norm after a GDN layer.
 //!
-//! `rms` and `add_rms` are the zero-centred norm of the Qwen3.5 family, `y = x * rsqrt(mean(x^2) + eps) * (1 + w)`; `gated`
-//! takes its weight as it is. Arithmetic is f32; activations are rounded where they are stored.
+//! `rms` and `add_rms` are the zero-centred norm of the Qwen3.5 family, `y = x * rsqrt(mean(x^2) + eps) * (1 + w)`;
+//! `gated` takes its weight as it is. Arithmetic is f32; activations are rounded where they are stored.
 
 use serde::Serialize;
 
@@ -156,8 +156,8 @@ pub fn add(cx: &Cx, residual: &mut Tensor, delta: &Tensor) -> Result<()> {
     }
 }
 
-/// The norm of a GDN layer's output, gated: per head of `dv` elements `y = (o * rsqrt(mean(o^2) + eps) * w)`, rounded to
-/// activations, times the gate of z. o `[T, heads*dv]`, z the same, w f32 `[dv]`; gives `[T, heads*dv]`.
+/// The norm of a GDN layer's output, gated: per head of `dv` elements `y = (o * rsqrt(mean(o^2) + eps) * w)`, rounded
+/// to activations, times the gate of z. o `[T, heads*dv]`, z the same, w f32 `[dv]`; gives `[T, heads*dv]`.
 pub fn gated(cx: &Cx, o: &Tensor, z: View, w: &Tensor, eps: f32, gate: Gate) -> Result<Tensor> {
     let (rows, cols) = check::matrix(GATED, "o", o)?;
     let width = w.len();

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::ops::attention::AttnDims;
 use crate::ops::cost::{Cost, Unit};
-use crate::ops::{Batch, Cx, reference};
+use crate::ops::{Batch, Cx, check, reference};
 use crate::tensor::Tensor;
 
 const OP: &str = "qk_norm_rope";
@@ -114,16 +114,9 @@ pub fn qk_norm_rope(
     batch: &Batch,
 ) -> Result<()> {
     dims.check_rows(OP, qkv, batch)?;
-    for (name, vector, len) in [
-        ("q_norm", q_norm, dims.head_dim),
-        ("k_norm", k_norm, dims.head_dim),
-        ("inv_freq", inv_freq, dims.rotary_dim / 2),
-    ] {
-        if vector.shape() != [len] || vector.dtype() != DType::F32 {
-            let (shape, dtype) = (vector.shape(), vector.dtype());
-            return Err(Error::shape(OP, format!("{name} is {shape:?} {dtype}, must be [{len}] f32")));
-        }
-    }
+    check::tensor(OP, "q_norm", q_norm, DType::F32, &[dims.head_dim])?;
+    check::tensor(OP, "k_norm", k_norm, DType::F32, &[dims.head_dim])?;
+    check::tensor(OP, "inv_freq", inv_freq, DType::F32, &[dims.rotary_dim / 2])?;
     cx.note(OP, cost(batch.tokens(), dims, qkv.dtype()));
     match cx.device.arm() {
         Arm::Cpu(_) => reference::rope::qk_norm_rope(

@@ -4,6 +4,8 @@ mod checkpoint;
 mod engine;
 mod fixture;
 mod golden;
+mod harness;
+mod mem;
 mod ops;
 mod plan;
 mod tidy;

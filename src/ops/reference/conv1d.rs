@@ -9,8 +9,8 @@ use crate::tensor::{Elem, Rows};
 /// Elements a thread takes at a time at least.
 const GRAIN: usize = 1 << 13;
 
-/// Writes every row of `out`, then leaves each sequence's last `taps - 1` raw inputs in its state, `[C, taps - 1]`, which
-/// holds those before the step on entry. `None` is an inert sequence: zero rows.
+/// Writes every row of `out`, then leaves each sequence's last `taps - 1` raw inputs in its state, `[C, taps - 1]`,
+/// which holds those before the step on entry. `None` is an inert sequence: zero rows.
 pub(crate) fn causal<E: Elem>(
     x: Rows<E>,
     w: &[f32],

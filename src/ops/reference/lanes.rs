@@ -11,8 +11,10 @@ pub(super) const LANES: usize = 16;
 pub(super) type Lanes = [f32; LANES];
 /// Left rows of a full tile.
 pub(super) const TILE_ROWS: usize = 4;
-/// Right rows of a full tile.
-pub(super) const TILE_COLS: usize = 2;
+/// Right rows of a tile of [`TILE_ROWS`].
+const TILE_COLS: usize = 2;
+/// Right rows of a tile of one left row: as many chains of additions as hide their latency.
+const ROW_COLS: usize = 4;
 /// Lanes in registers at a time: a tile's sums fill half of the sixteen 128-bit registers of baseline x86-64.
 const GROUP: usize = 4;
 
@@ -49,30 +51,28 @@ pub(super) fn sum_squares(x: &[f32]) -> f32 {
     dot(x, x)
 }
 
-/// Adds the products of every row of `x` with every row of `w`, both packed and `depth` lanes long, to `sums[row of x][row
-/// of w]`: four rows by two at a time, whatever is left one by one.
+/// Adds the products of every row of `x` with every row of `w`, all packed to one length, to `sums[row of x][row of w]`.
 pub(super) fn multiply(x: &[&[Lanes]], w: &[&[Lanes]], sums: &mut [Lanes]) {
     let cols = w.len();
     for (x, sums) in x.chunks(TILE_ROWS).zip(sums.chunks_mut(TILE_ROWS * cols)) {
-        match <[&[Lanes]; TILE_ROWS]>::try_from(x) {
-            Ok(x) => strip(x, w, sums),
-            Err(_) => {
-                for (&x, sums) in x.iter().zip(sums.chunks_mut(cols)) {
-                    strip([x], w, sums);
-                }
+        if let Ok(x) = <[&[Lanes]; TILE_ROWS]>::try_from(x) {
+            strip::<TILE_ROWS, TILE_COLS>(x, w, sums);
+        } else {
+            for (&x, sums) in x.iter().zip(sums.chunks_mut(cols)) {
+                strip::<1, ROW_COLS>([x], w, sums);
             }
         }
     }
 }
 
-fn strip<const R: usize>(x: [&[Lanes]; R], w: &[&[Lanes]], sums: &mut [Lanes]) {
+fn strip<const R: usize, const C: usize>(x: [&[Lanes]; R], w: &[&[Lanes]], sums: &mut [Lanes]) {
     let cols = w.len();
-    let (pairs, rest) = w.as_chunks::<TILE_COLS>();
-    for (i, &pair) in pairs.iter().enumerate() {
-        tile(x, pair, &mut sums[i * TILE_COLS..], cols);
+    let (blocks, rest) = w.as_chunks::<C>();
+    for (i, &block) in blocks.iter().enumerate() {
+        tile(x, block, &mut sums[i * C..], cols);
     }
     for (i, &w) in rest.iter().enumerate() {
-        tile(x, [w], &mut sums[pairs.len() * TILE_COLS + i..], cols);
+        tile(x, [w], &mut sums[blocks.len() * C + i..], cols);
     }
 }
 

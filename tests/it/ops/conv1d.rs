@@ -25,8 +25,8 @@ fn column(before: &[f32], rows: &[f32], channels: usize, c: usize) -> Vec<f32> {
     before.iter().copied().chain(rows.iter().skip(c).step_by(channels).copied()).collect()
 }
 
-/// The sum is rounded to bf16 before SiLU, so a sum next to a tie may land one unit (2^-7) away; SiLU's slope is at most
-/// 1.1, and the store rounds once more.
+/// The sum is rounded to bf16 before SiLU, so a sum next to a tie may land one unit (2^-7) away; SiLU's slope is at
+/// most 1.1, and the store rounds once more.
 fn relative_bound(dtype: DType) -> f64 {
     if dtype == DType::Bf16 { 1.1 / 128.0 + 1.0 / 256.0 } else { 1e-6 }
 }
@@ -64,6 +64,29 @@ fn every_case_equals_the_sum_in_float64_and_keeps_the_last_inputs() {
             start += len;
         }
     }
+}
+
+#[test]
+fn the_sum_is_rounded_before_silu() {
+    let rig = Rig::cpu(Numerics::BF16);
+    let cx = rig.cx();
+    let (channels, rows) = (16, 64);
+    let x = random(&mut rng(41), DType::Bf16, rows * channels, 2.0);
+    let w = random(&mut rng(42), DType::F32, channels * 4, 1.0);
+    let weight = tensor(&cx, DType::F32, &[channels, 4], &w);
+    let mut state = empty(&cx, DType::Bf16, &[1, channels, 3]);
+    let step = step_of(&rig.device, &[(0, rows)], 0);
+    let xt = tensor(&cx, DType::Bf16, &[rows, channels], &x);
+    let y = values(&causal(&cx, xt.view(), &weight, &mut state, step.batch()).unwrap());
+    let equal = |between: DType| -> usize {
+        let expected = (0..rows * channels).map(|i| {
+            let history = column(&[0.0; 3], &x, channels, i % channels);
+            closed_form(&history[..4 + i / channels], &w[i % channels * 4..][..4], between)
+        });
+        expected.zip(&y).filter(|(e, y)| round(DType::Bf16, *e as f32) == **y).count()
+    };
+    let (twice, once) = (equal(DType::Bf16), equal(DType::F32));
+    assert!(twice >= 1015 && once < 900, "of 1024 values {twice} as rounded twice, {once} as rounded once");
 }
 
 /// Transposes `[C, T]` to rows.

@@ -2,11 +2,21 @@
 #![allow(unreachable_pub)] // shared by the modules of one test binary
 
 mod activation;
+mod attention;
 mod conv1d;
 mod delta_rule;
+mod fill;
 mod gdn_decode;
 mod gdn_prefill;
+mod kit;
+mod kv_write;
+mod linear;
+mod moe;
 mod norm;
+mod rope;
+mod rows;
+mod sampler;
+mod world;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -250,9 +260,3 @@ impl Fixture {
         }
     }
 }
-//! The CPU arm of each op against float64, its shape errors, and plan bytes = cpu bytes.
-
-mod fill;
-mod kit;
-mod moe;
-mod sampler;

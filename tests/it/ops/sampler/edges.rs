@@ -216,7 +216,7 @@ fn a_row_without_a_finite_lane_is_not_valid_and_spoils_no_other() {
             let tensor = kit.floats(DType::F32, &[3, 4], &logits);
             let got = sampler::sample(&kit.cx(), &tensor, &[row.clone(), row.clone(), row.clone()], 4).unwrap();
             assert_eq!(got.valid.host::<u8>().unwrap(), [1, 0, 1], "{bad:?}");
-            assert_eq!(got.ids.host::<i32>().unwrap()[1], -1);
+            assert_eq!(got.tokens.host::<i32>().unwrap()[1], -1);
             assert!(got.logprobs.host::<f32>().unwrap()[1].is_nan());
             let read = got.read().unwrap();
             assert!(read[0].is_some() && read[1].is_none() && read[2].is_some());

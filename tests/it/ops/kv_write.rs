@@ -1,0 +1,128 @@
+//! `kv_write` against the columns it copies.
+
+use highwater::device::Device;
+use highwater::num::{DType, bf16};
+use highwater::ops::attention::AttnDims;
+use highwater::ops::batch::PAGE_TOKENS;
+use highwater::ops::kv_write::{KvPages, cost, write};
+use highwater::ops::{Limits, Meter};
+use std::sync::Arc;
+
+use super::world::{Step, bits, blank, cx, device, message, numerics, plan, rng, scatter, tensor, uniform};
+
+const DIMS: AttnDims = AttnDims { heads: 4, kv_heads: 2, head_dim: 6, rotary_dim: 2 };
+const SEQUENCES: &[(usize, usize)] = &[(63, 1), (64, 1), (0, 70), (60, 9)];
+
+fn step(device: &Arc<Device>, pages: &[Vec<i32>]) -> Step {
+    let limits = Limits { step_tokens: 100, batch: 4, context: 256 };
+    Step::new(device, limits, SEQUENCES, 2, pages)
+}
+
+fn rows() -> usize {
+    SEQUENCES.iter().map(|&(_, len)| len).sum()
+}
+
+/// Where each row goes, computed apart: (page, offset), or nothing for the inert sequence.
+fn places(pages: &[Vec<i32>]) -> Vec<Option<usize>> {
+    let mut places = Vec::new();
+    for (&(context, len), pages) in SEQUENCES.iter().zip(pages) {
+        for position in context..context + len {
+            let page = pages[position / PAGE_TOKENS];
+            places.push((page >= 0).then(|| page as usize * PAGE_TOKENS + position % PAGE_TOKENS));
+        }
+    }
+    places
+}
+
+#[test]
+fn each_row_goes_to_its_slot_and_nothing_else_changes() {
+    for dtype in [DType::F32, DType::Bf16] {
+        let mut rng = rng(1);
+        let (mut pages, total) = scatter(&mut rng, SEQUENCES);
+        // An inert sequence in the middle, as a captured graph pads with.
+        pages[1] = vec![-1; pages[1].len()];
+        let (device, meter) = (device(), Meter::default());
+        let step = step(&device, &pages);
+        let values = uniform(&mut rng, rows() * DIMS.qkv_cols(), 4.0);
+        let qkv = tensor(&device, dtype, &[rows(), DIMS.qkv_cols()], &values);
+        let mut kv = KvPages::new(&device, dtype, total, DIMS).unwrap();
+        // A pattern, so that a slot nobody should write shows if it changes.
+        let pattern = |i: usize, half: usize| (i * 31 + half * 7) as u8;
+        for (half, t) in [&mut kv.k, &mut kv.v].into_iter().enumerate() {
+            for (i, byte) in t.host_mut::<u8>().unwrap().iter_mut().enumerate() {
+                *byte = pattern(i, half);
+            }
+        }
+        write(&cx(&device, &meter, numerics(dtype)), &qkv, DIMS, &mut kv, &step.batch()).unwrap();
+        let places = places(&pages);
+        for (half, t) in [&kv.k, &kv.v].into_iter().enumerate() {
+            let row_bytes = DIMS.kv_cols() * dtype.bytes() as usize;
+            let from = 2 * DIMS.heads * DIMS.head_dim + half * DIMS.kv_heads * DIMS.head_dim;
+            for (slot, got) in bits(t).chunks(row_bytes).enumerate() {
+                let want: Vec<u8> = match places.iter().position(|p| *p == Some(slot)) {
+                    Some(row) => values[row * DIMS.qkv_cols() + from..][..DIMS.kv_cols()]
+                        .iter()
+                        .flat_map(|&v| match dtype {
+                            DType::Bf16 => bf16::from_f32(v).to_le_bytes().to_vec(),
+                            _ => v.to_le_bytes().to_vec(),
+                        })
+                        .collect(),
+                    None => (slot * row_bytes..(slot + 1) * row_bytes).map(|i| pattern(i, half)).collect(),
+                };
+                assert_eq!(got, want, "{dtype} half {half} slot {slot}");
+            }
+        }
+        assert_eq!(meter.take()[0].cost, cost(rows(), DIMS, dtype, dtype));
+    }
+}
+
+#[test]
+fn a_slot_past_the_pages_is_an_error_and_writes_nothing() {
+    let (device, meter) = (device(), Meter::default());
+    let mut rng = rng(2);
+    let (pages, total) = scatter(&mut rng, SEQUENCES);
+    let mut step = step(&device, &pages);
+    let qkv =
+        tensor(&device, DType::F32, &[rows(), DIMS.qkv_cols()], &uniform(&mut rng, rows() * DIMS.qkv_cols(), 1.0));
+    let mut kv = KvPages::new(&device, DType::F32, total, DIMS).unwrap();
+    let before = (bits(&kv.k), bits(&kv.v));
+    let slot = (total * PAGE_TOKENS) as i32;
+    step.inputs.kv_slots.host_mut::<i32>().unwrap()[5] = slot;
+    let said = message(write(&cx(&device, &meter, numerics(DType::F32)), &qkv, DIMS, &mut kv, &step.batch()));
+    assert!(said.contains("row 5") && said.contains(&format!("slot {slot}")), "{said}");
+    assert_eq!((bits(&kv.k), bits(&kv.v)), before);
+}
+
+#[test]
+fn operands_that_disagree_are_named_with_their_numbers() {
+    for device in [device(), plan()] {
+        let meter = Meter::default();
+        let cx = cx(&device, &meter, numerics(DType::F32));
+        let (pages, total) = scatter(&mut rng(3), SEQUENCES);
+        let step = step(&device, &pages);
+        let qkv = |rows: usize, cols: usize| blank(&device, DType::F32, &[rows, cols]);
+        let mut kv = KvPages::new(&device, DType::F32, total, DIMS).unwrap();
+        let said = message(write(&cx, &qkv(rows(), DIMS.qkv_cols() + 1), DIMS, &mut kv, &step.batch()));
+        assert!(said.contains(&DIMS.qkv_cols().to_string()), "{said}");
+        let said = message(write(&cx, &qkv(rows() - 1, DIMS.qkv_cols()), DIMS, &mut kv, &step.batch()));
+        assert!(said.contains(&rows().to_string()), "{said}");
+        let good = qkv(rows(), DIMS.qkv_cols());
+        let mut wrong_type = KvPages::new(&device, DType::Bf16, total, DIMS).unwrap();
+        let said = message(write(&cx, &good, DIMS, &mut wrong_type, &step.batch()));
+        assert!(said.contains("bf16") && said.contains("f32"), "{said}");
+        let wider = AttnDims { head_dim: 8, ..DIMS };
+        let mut wrong_shape = KvPages::new(&device, DType::F32, total, wider).unwrap();
+        let said = message(write(&cx, &good, DIMS, &mut wrong_shape, &step.batch()));
+        assert!(said.contains("2, 8]") && said.contains("2, 6]"), "{said}");
+        for dims in [
+            AttnDims { heads: 3, ..DIMS },
+            AttnDims { kv_heads: 0, ..DIMS },
+            AttnDims { head_dim: 0, ..DIMS },
+            AttnDims { rotary_dim: 3, ..DIMS },
+            AttnDims { rotary_dim: 8, ..DIMS },
+        ] {
+            message(write(&cx, &good, dims, &mut kv, &step.batch()));
+        }
+        write(&cx, &good, DIMS, &mut kv, &step.batch()).unwrap();
+    }
+}
