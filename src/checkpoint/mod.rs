@@ -6,6 +6,7 @@
 //! | geometry.rs | [`Geometry`], the parameters that follow from it, relations between its numbers |
 //! | config.rs | config.json and generation_config.json: keys, defaults, refused variants |
 //! | builtin.rs | the built-in geometries, as data |
+//! | linears.rs | the linear modules of a geometry, by name |
 //! | quant.rs | the verdict per module on how its weight is stored |
 //! | json.rs | bounded JSON and typed fields |
 //! | header.rs | the header of one safetensors file |
@@ -16,6 +17,7 @@
 //! | account.rs | every tensor matched to a parameter, skipped or refused |
 //! | disk.rs | [`Checkpoint`]: open files and positioned reads |
 //! | source.rs | [`Source`]: one parameter into the rows of a tensor, from disk or from a seed |
+//! | verdict.rs | what a source says about one linear module |
 //! | model_ref.rs | [`ModelRef`]: what a user may write for a model |
 //!
 //! All but source.rs import `error` only: bytes go into a slice the caller owns.
@@ -29,17 +31,21 @@ mod geometry;
 pub mod header;
 pub mod index;
 mod json;
+mod linears;
 mod model_ref;
 mod names;
 mod quant;
 mod source;
 mod tokenizer;
+mod verdict;
 
 pub use account::{Entry, Skipped};
 pub use builtin::names;
 pub use disk::Checkpoint;
 pub use geometry::{Gate, Gdn, Geometry, Mixer, Mlp, Param, Rope, Yarn};
 pub use header::Dtype;
+pub use linears::Linear;
 pub use model_ref::{ModelRef, Recipe};
 pub use names::SkipRule;
 pub use source::Source;
+pub use verdict::{RowScale, Verdict};

@@ -6,9 +6,10 @@ use std::path::Path;
 
 use half::bf16;
 
-use crate::checkpoint::{Checkpoint, Dtype, Geometry, ModelRef};
+use crate::checkpoint::{Checkpoint, Dtype, Geometry, ModelRef, RowScale, Verdict};
 use crate::error::{Error, Result};
 use crate::num::{DType, philox};
+use crate::ops::scheme::{ActScheme, Scheme};
 use crate::ops::{Cx, fill};
 use crate::tensor::Tensor;
 
@@ -98,6 +99,40 @@ impl Source {
                 fill::normal(cx, dst, first..first + rows, philox::stream_key(*seed, name), 0, init.mean, init.std)
             }
         }
+    }
+}
+
+impl Source {
+    /// How a linear module is stored and how its input is quantised.
+    pub fn verdict(&self, module: &str) -> Result<Verdict> {
+        let dtype = self.dtype(&format!("{module}.weight"))?;
+        Ok(Verdict { scheme: Scheme::Plain(dtype), act: ActScheme::None, input_scale: None })
+    }
+
+    /// Fills rows `first..first + rows` of `dst` (u8, `[_, K]` for FP8, `[_, K/2]` for NVFP4) with a quantised module's
+    /// codes as published. On the plan device the module is looked up and nothing is read.
+    pub fn fill_codes(&self, _cx: &Cx, _dst: &mut Tensor, _first: usize, _rows: usize, module: &str) -> Result<()> {
+        Err(self.plain(module))
+    }
+
+    /// Fills rows `first..first + rows` of `dst` with a quantised module's block scales: u8 e4m3 codes `[_, K/16]` for
+    /// NVFP4, f32 `[_, ceil(K/128)]` for FP8 by block, whose rows are rows of blocks. On the plan device the module is
+    /// looked up and nothing is read.
+    pub fn fill_scales(&self, _cx: &Cx, _dst: &mut Tensor, _first: usize, _rows: usize, module: &str) -> Result<()> {
+        Err(self.plain(module))
+    }
+
+    /// The scales of a quantised module's rows: FP8 by tensor or channel, or the global of NVFP4.
+    pub fn row_scale(&self, module: &str) -> Result<RowScale> {
+        Err(self.plain(module))
+    }
+
+    fn plain(&self, module: &str) -> Error {
+        let place = match self {
+            Source::Disk(checkpoint) => place(checkpoint),
+            Source::Seeded { .. } => Path::new("seeded weights"),
+        };
+        Error::checkpoint(place, format!("{module} is not quantised, it has no codes and no scales"))
     }
 }
 
