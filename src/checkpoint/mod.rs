@@ -16,6 +16,8 @@
 //! | folder.rs | which files of a folder make a checkpoint |
 //! | account.rs | every tensor matched to a parameter, skipped or refused |
 //! | disk.rs | [`Checkpoint`]: open files and positioned reads |
+//! | recipe/, recipes/ | [`Recipe`]: how the modules of a geometry without files are stored, as data |
+//! | seeded.rs | the values of a model without files |
 //! | source.rs | [`Source`]: one parameter into the rows of a tensor, from disk or from a seed |
 //! | verdict.rs | what a source says about one linear module |
 //! | model_ref.rs | [`ModelRef`]: what a user may write for a model |
@@ -35,6 +37,8 @@ mod linears;
 mod model_ref;
 mod names;
 mod quant;
+mod recipe;
+mod seeded;
 mod source;
 mod tokenizer;
 mod verdict;
@@ -45,7 +49,8 @@ pub use disk::Checkpoint;
 pub use geometry::{Gate, Gdn, Geometry, Mixer, Mlp, Param, Rope, Yarn};
 pub use header::Dtype;
 pub use linears::Linear;
-pub use model_ref::{ModelRef, Recipe};
+pub use model_ref::ModelRef;
 pub use names::SkipRule;
+pub use recipe::{Published, Recipe};
 pub use source::Source;
 pub use verdict::{RowScale, Verdict};

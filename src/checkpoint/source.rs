@@ -6,10 +6,12 @@ use std::path::Path;
 
 use half::bf16;
 
-use crate::checkpoint::{Checkpoint, Dtype, Geometry, ModelRef, RowScale, Verdict};
+use super::seeded::{Scales, Seeded, init_of};
+use crate::checkpoint::{Checkpoint, Dtype, Geometry, ModelRef, Recipe, RowScale, Verdict};
 use crate::error::{Error, Result};
 use crate::num::{DType, philox};
 use crate::ops::scheme::{ActScheme, Scheme};
+use crate::ops::fill::Code;
 use crate::ops::{Cx, fill};
 use crate::tensor::Tensor;
 
@@ -25,35 +27,11 @@ pub enum Source {
     Seeded {
         /// The dimensions.
         geometry: Geometry,
+        /// How each module is stored.
+        recipe: Recipe,
         /// The seed.
         seed: u64,
     },
-}
-
-/// How a seeded parameter is drawn: near-normal around `mean`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Init {
-    mean: f32,
-    std: f32,
-}
-
-/// Values that keep a random model's activations near one: matrices by the inverse root of their input width, norms
-/// near their neutral value, decays from slow to fast.
-fn init_of(name: &str, cols: usize) -> Init {
-    let (mean, std) = if name.ends_with("linear_attn.norm.weight") {
-        (1.0, 0.05)
-    } else if name.ends_with("norm.weight") {
-        (0.0, 0.05)
-    } else if name.ends_with("A_log") {
-        (1.0, 0.7)
-    } else if name.ends_with("dt_bias") {
-        (-2.0, 1.0)
-    } else if name.ends_with("conv1d.weight") {
-        (0.0, 0.5)
-    } else {
-        (0.0, 1.0 / (cols as f32).sqrt())
-    };
-    Init { mean, std }
 }
 
 impl ModelRef {
@@ -61,7 +39,7 @@ impl ModelRef {
     pub fn open(self, seed: u64) -> Result<Source> {
         match self {
             ModelRef::Folder(folder) => Ok(Source::Disk(Box::new(Checkpoint::open(&folder)?))),
-            ModelRef::Builtin { geometry, .. } => Ok(Source::Seeded { geometry: *geometry, seed }),
+            ModelRef::Builtin { geometry, recipe } => Ok(Source::Seeded { geometry: *geometry, recipe, seed }),
         }
     }
 }
@@ -94,9 +72,11 @@ impl Source {
         }
         match self {
             Source::Disk(checkpoint) => read(checkpoint, dst, first, rows, name),
+            // As a bf16 checkpoint would hold it, whatever type it is kept in.
             Source::Seeded { seed, .. } => {
                 let init = init_of(name, dst.cols());
-                fill::normal(cx, dst, first..first + rows, philox::stream_key(*seed, name), 0, init.mean, init.std)
+                let key = philox::stream_key(*seed, name);
+                fill::normal_bf16(cx, dst, first..first + rows, key, 0, init.mean, init.std)
             }
         }
     }
@@ -105,26 +85,66 @@ impl Source {
 impl Source {
     /// How a linear module is stored and how its input is quantised.
     pub fn verdict(&self, module: &str) -> Result<Verdict> {
-        let dtype = self.dtype(&format!("{module}.weight"))?;
-        Ok(Verdict { scheme: Scheme::Plain(dtype), act: ActScheme::None, input_scale: None })
+        match self.seeded() {
+            Some(seeded) => seeded.verdict(module),
+            None => {
+                let dtype = self.dtype(&format!("{module}.weight"))?;
+                Ok(Verdict { scheme: Scheme::Plain(dtype), act: ActScheme::None, input_scale: None })
+            }
+        }
     }
 
     /// Fills rows `first..first + rows` of `dst` (u8, `[_, K]` for FP8, `[_, K/2]` for NVFP4) with a quantised module's
     /// codes as published. On the plan device the module is looked up and nothing is read.
-    pub fn fill_codes(&self, _cx: &Cx, _dst: &mut Tensor, _first: usize, _rows: usize, module: &str) -> Result<()> {
-        Err(self.plain(module))
+    pub fn fill_codes(&self, cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
+        match self.seeded() {
+            Some(seeded) => {
+                let (key, code) = seeded.codes(module)?;
+                let per_byte = code.elements() as usize;
+                seeded.fits(dst, module, rows, |[n, k]| [n, k / per_byte])?;
+                fill::codes(cx, dst, first..first + rows, key, code)
+            }
+            None => Err(self.plain(module)),
+        }
     }
 
     /// Fills rows `first..first + rows` of `dst` with a quantised module's block scales: u8 e4m3 codes `[_, K/16]` for
     /// NVFP4, f32 `[_, ceil(K/128)]` for FP8 by block, whose rows are rows of blocks. On the plan device the module is
     /// looked up and nothing is read.
-    pub fn fill_scales(&self, _cx: &Cx, _dst: &mut Tensor, _first: usize, _rows: usize, module: &str) -> Result<()> {
-        Err(self.plain(module))
+    pub fn fill_scales(&self, cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
+        match self.seeded() {
+            Some(seeded) => match seeded.scales(module)? {
+                Scales::E4m3 { key } => {
+                    seeded.fits(dst, module, rows, |[n, k]| [n, k / 16])?;
+                    fill::codes(cx, dst, first..first + rows, key, Code::ScaleE4m3)
+                }
+                Scales::F32 { key, exponent } => {
+                    seeded.fits(dst, module, rows, |[n, k]| [n.div_ceil(128), k.div_ceil(128)])?;
+                    fill::scales(cx, dst, first..first + rows, key, exponent)
+                }
+            },
+            None => Err(self.plain(module)),
+        }
     }
 
     /// The scales of a quantised module's rows: FP8 by tensor or channel, or the global of NVFP4.
     pub fn row_scale(&self, module: &str) -> Result<RowScale> {
-        Err(self.plain(module))
+        match self.seeded() {
+            Some(seeded) => seeded.row_scale(module),
+            None => Err(self.plain(module)),
+        }
+    }
+
+    /// The stored scales of K and V of a layer's FP8 cache, each a multiplier of its codes; `None` where none are stored.
+    pub fn kv_scales(&self, layer: usize) -> Result<Option<(f32, f32)>> {
+        Ok(self.seeded().and_then(|seeded| seeded.kv_scales(layer)))
+    }
+
+    fn seeded(&self) -> Option<Seeded<'_>> {
+        match self {
+            Source::Disk(_) => None,
+            Source::Seeded { geometry, recipe, seed } => Some(Seeded { geometry, recipe, seed: *seed }),
+        }
     }
 
     fn plain(&self, module: &str) -> Error {
@@ -133,6 +153,16 @@ impl Source {
             Source::Seeded { .. } => Path::new("seeded weights"),
         };
         Error::checkpoint(place, format!("{module} is not quantised, it has no codes and no scales"))
+    }
+}
+
+impl Seeded<'_> {
+    /// A destination must have the module's own rows and width: the stream is numbered by them.
+    fn fits(&self, dst: &Tensor, module: &str, rows: usize, of: impl Fn([usize; 2]) -> [usize; 2]) -> Result<()> {
+        match self.geometry.linear(module).map(of) {
+            Some([n, k]) if n == rows && k == dst.cols() => Ok(()),
+            right => Err(Error::shape("load", format!("{module}: {rows} rows of {} for {right:?}", dst.cols()))),
+        }
     }
 }
 
