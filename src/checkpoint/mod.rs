@@ -18,6 +18,7 @@
 //! | disk.rs | [`Checkpoint`]: open files and positioned reads |
 //! | recipe/, recipes/ | [`Recipe`]: how the modules of a geometry without files are stored, as data |
 //! | seeded.rs | the values of a model without files |
+//! | synth/ | [`Synth`]: a checkpoint with random weights, written to a folder |
 //! | source.rs | [`Source`]: one parameter into the rows of a tensor, from disk or from a seed |
 //! | verdict.rs | what a source says about one linear module |
 //! | model_ref.rs | [`ModelRef`]: what a user may write for a model |
@@ -40,6 +41,7 @@ mod quant;
 mod recipe;
 mod seeded;
 mod source;
+pub mod synth;
 mod tokenizer;
 mod verdict;
 
@@ -53,4 +55,5 @@ pub use model_ref::ModelRef;
 pub use names::SkipRule;
 pub use recipe::{Published, Recipe};
 pub use source::Source;
+pub use synth::Synth;
 pub use verdict::{RowScale, Verdict};
