@@ -13,7 +13,7 @@ use super::geometry::{
     Rope, VOCAB, Yarn,
 };
 use super::json::{Bound, Fields, kind, object, shown};
-use super::quant;
+use super::quant::Quantisation;
 use crate::error::{Error, Result};
 
 /// Most bytes of a config.json: a quantisation config that lists every module of the largest model is under 1 MiB.
@@ -28,6 +28,8 @@ const SUPPORTED: &str = "supported are the Qwen3.5, 3.6 and 3.8 hybrids: model_t
 #[derive(Debug)]
 pub(crate) struct Parsed {
     pub(crate) geometry: Geometry,
+    /// How its weights are stored.
+    pub(crate) quantisation: Quantisation,
     /// The tie flag stands inside and outside `text_config` with different values, or inside only: readers disagree.
     pub(crate) tie_unsettled: bool,
 }
@@ -45,10 +47,7 @@ pub(crate) fn parse(file: &Path, bytes: &[u8]) -> Result<Parsed> {
     let nested = top.object("text_config")?;
     let f = nested.as_ref().unwrap_or(&top);
     let family = family(&top, nested.as_ref())?;
-    quant::refuse(&top)?;
-    if let Some(inner) = &nested {
-        quant::refuse(inner)?;
-    }
+    let quantisation = Quantisation::read(&top, nested.as_ref())?;
     refuse_variants(f)?;
 
     let moe = family == Family::Moe;
@@ -105,7 +104,7 @@ pub(crate) fn parse(file: &Path, bytes: &[u8]) -> Result<Parsed> {
         },
     };
     geometry.check_relations(file, &f.path(""))?;
-    Ok(Parsed { geometry, tie_unsettled: inner_tie.unwrap_or(tied) != tied })
+    Ok(Parsed { geometry, quantisation, tie_unsettled: inner_tie.unwrap_or(tied) != tied })
 }
 
 /// The `eos_token_id` of a generation_config.json, if it has one.

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::account::{Entry, Found, Skipped, account, settle_tie};
+use super::account::{Account, Entry, Found, Module, Skipped, account, k_scale, settle_tie};
 use super::config::{self, CONFIG_LIMIT};
 use super::folder::{self, Weights};
 use super::geometry::Geometry;
@@ -18,15 +18,22 @@ use super::header::{self, Header};
 use super::index::INDEX;
 use super::json::shown;
 use super::names::{Role, SkipRule, role};
-use super::{quant, tokenizer};
+use super::quant::Quantisation;
+use super::tokenizer;
 use crate::error::{Error, Result};
 
-/// A checkpoint that is complete: every parameter of its geometry has bytes of the right dtype and shape on disk, and
-/// everything else there is skipped by a named rule. Reading is `&self` and safe from many threads.
+/// Where modelopt says how weights are stored, if config.json does not.
+const HF_QUANT: &str = "hf_quant_config.json";
+
+/// A checkpoint that is complete: every parameter of its geometry has bytes of the right dtype and shape on disk, in the
+/// scheme its quantisation config says, and everything else there is skipped by a named rule. Reading is `&self` and safe
+/// from many threads.
 #[derive(Debug)]
 pub struct Checkpoint {
     geometry: Geometry,
     entries: HashMap<String, Entry>,
+    modules: Vec<Module>,
+    places: HashMap<String, usize>,
     names: Vec<String>,
     paths: Vec<PathBuf>,
     files: Vec<File>,
@@ -35,48 +42,81 @@ pub struct Checkpoint {
     header_hash: u64,
 }
 
+/// What a folder holds, right or wrong: everything [`Checkpoint::open`] would refuse it for at once.
+#[derive(Debug)]
+pub struct Survey {
+    /// The model its config describes.
+    pub geometry: Geometry,
+    /// The linear modules that are stored as the config says, in the order of the forward pass.
+    pub modules: Vec<Module>,
+    /// The attention layers with stored scales of an FP8 KV cache.
+    pub kv_layers: Vec<usize>,
+    /// What is not read, and why.
+    pub skipped: Vec<Skipped>,
+    /// Bytes of all parameters on disk.
+    pub bytes: u64,
+    /// What is wrong, each naming its module or tensor; a checkpoint opens only where this is empty.
+    pub faults: Vec<Error>,
+}
+
 impl Checkpoint {
     /// Opens a folder, or the `models--owner--name` folder of a Hugging Face cache. Reads config.json,
-    /// generation_config.json, the ids of tokenizer.json, and headers; no data.
+    /// hf_quant_config.json, generation_config.json, the ids of tokenizer.json, and headers; no data.
     ///
     /// # Errors
-    /// Everything [`Geometry::from_config`] can say, and [`Error::Checkpoint`] naming file, tensor and numbers for a
-    /// header or index that lies, a tensor nothing consumes, a parameter nothing fills, a dtype other than BF16 or F32,
-    /// or a tie flag that the files contradict; [`Error::Io`] for what cannot be read.
+    /// Everything [`Geometry::from_config`] can say, and [`Error::Checkpoint`] naming file, module, tensor and numbers for
+    /// a header or index that lies, a tensor nothing consumes, a parameter nothing fills, a module whose tensors are not
+    /// what the quantisation config says, or a tie flag that the files contradict; [`Error::Io`] for what cannot be read.
     pub fn open(folder: &Path) -> Result<Checkpoint> {
-        let dir = folder::resolve(folder)?;
-        let mut hash = Fnv::new();
-        let config_bytes = folder::config(&dir)?;
-        hash.write(&config_bytes);
-        let parsed = config::parse(&dir.join("config.json"), &config_bytes)?;
-        let mut geometry = parsed.geometry;
-        if let Some(bytes) = folder::optional(&dir, "hf_quant_config.json", CONFIG_LIMIT)? {
-            quant::refuse_modelopt(&dir.join("hf_quant_config.json"), &bytes)?;
-        }
-        read_tokens(&dir, &mut geometry)?;
-
-        let weights = folder::weights(&dir)?;
-        let mut open = Opened::default();
-        for name in weights.shards.iter().chain(&weights.extras) {
-            open.file(&dir, name, &mut hash)?;
-        }
-        open.check_places(&dir, &weights)?;
-        settle_tie(&dir, &mut geometry, parsed.tie_unsettled, &open.found)?;
-        let mut done = account(&dir, &geometry, &open.paths, &open.found)?;
-        for name in weights.others {
-            let bytes = std::fs::metadata(dir.join(&name)).map_or(0, |m| m.len());
-            done.skipped.push(Skipped { name, rule: SkipRule::OtherFile, bytes });
+        let (open, geometry, mut done) = gather(folder)?;
+        if !done.faults.is_empty() {
+            let more = done.faults.len() - 1;
+            return Err(match done.faults.swap_remove(0) {
+                Error::Checkpoint { file, what } if more > 0 => {
+                    Error::Checkpoint { file, what: format!("{what} (and {more} more faults; inspect lists them)") }
+                }
+                fault => fault,
+            });
         }
         Ok(Checkpoint {
             geometry,
             bytes: done.entries.values().map(Entry::bytes).sum(),
             entries: done.entries,
+            places: done.modules.iter().enumerate().map(|(i, m)| (m.name.clone(), i)).collect(),
+            modules: done.modules,
             names: open.found.into_iter().map(|f| f.tensor.name).collect(),
             paths: open.paths,
             files: open.files,
             skipped: done.skipped,
-            header_hash: hash.0,
+            header_hash: open.hash.0,
         })
+    }
+
+    /// What a folder holds, and all that is wrong with it. Reads what [`Checkpoint::open`] reads.
+    ///
+    /// # Errors
+    /// What leaves nothing to report on: a config.json, header or index that cannot be read.
+    pub fn survey(folder: &Path) -> Result<Survey> {
+        let (_, geometry, done) = gather(folder)?;
+        let has = |layer: &usize| done.entries.contains_key(&k_scale(*layer));
+        Ok(Survey {
+            kv_layers: (0..geometry.layers.len()).filter(has).collect(),
+            geometry,
+            modules: done.modules,
+            skipped: done.skipped,
+            bytes: done.entries.values().map(Entry::bytes).sum(),
+            faults: done.faults,
+        })
+    }
+
+    /// The linear modules, in the order of the forward pass.
+    pub fn modules(&self) -> &[Module] {
+        &self.modules
+    }
+
+    /// A linear module by its canonical name, without `.weight`.
+    pub fn module(&self, name: &str) -> Option<&Module> {
+        self.places.get(name).map(|at| &self.modules[*at])
     }
 
     /// The model it holds, with the tie, the end-of-sequence ids and the decodable vocabulary settled from the folder.
@@ -84,7 +124,8 @@ impl Checkpoint {
         &self.geometry
     }
 
-    /// Where a parameter is, by its canonical name as [`Geometry::params`] lists it.
+    /// Where a parameter is, by its canonical name as [`Geometry::params`] lists it, or a part of a quantised module by
+    /// the module's name and its own (`lm_head.weight_scale`).
     pub fn entry(&self, canonical: &str) -> Option<&Entry> {
         self.entries.get(canonical)
     }
@@ -151,11 +192,41 @@ impl Checkpoint {
         &self.paths
     }
 
-    /// FNV-1a, 64 bits, of config.json and of each file's name, length and header: what the checkpoint says it is.
+    /// FNV-1a, 64 bits, of config.json (and hf_quant_config.json, where that is read) and of each file's name, length and header: what the checkpoint says it is.
     /// The folder's own name and the data are not part of it.
     pub fn header_hash(&self) -> u64 {
         self.header_hash
     }
+}
+
+/// Reads a folder's config and headers, and accounts for every tensor.
+fn gather(folder: &Path) -> Result<(Opened, Geometry, Account)> {
+    let dir = folder::resolve(folder)?;
+    let mut open = Opened::default();
+    let config_bytes = folder::config(&dir)?;
+    open.hash.write(&config_bytes);
+    let parsed = config::parse(&dir.join("config.json"), &config_bytes)?;
+    let (mut geometry, mut quantisation) = (parsed.geometry, parsed.quantisation);
+    if quantisation.is_absent()
+        && let Some(bytes) = folder::optional(&dir, HF_QUANT, CONFIG_LIMIT)?
+    {
+        open.hash.write(&bytes);
+        quantisation = Quantisation::read_modelopt(&dir.join(HF_QUANT), &bytes)?;
+    }
+    read_tokens(&dir, &mut geometry)?;
+
+    let weights = folder::weights(&dir)?;
+    for name in weights.shards.iter().chain(&weights.extras) {
+        open.file(&dir, name)?;
+    }
+    open.check_places(&dir, &weights)?;
+    settle_tie(&dir, &mut geometry, parsed.tie_unsettled, &open.found)?;
+    let mut done = account(&dir, &geometry, &quantisation, &open.paths, &open.found)?;
+    for name in weights.others {
+        let bytes = std::fs::metadata(dir.join(&name)).map_or(0, |m| m.len());
+        done.skipped.push(Skipped { name, rule: SkipRule::OtherFile, bytes });
+    }
+    Ok((open, geometry, done))
 }
 
 /// The ids that end a sequence, and how many ids the tokenizer decodes, where the folder says.
@@ -184,10 +255,11 @@ struct Opened {
     paths: Vec<PathBuf>,
     files: Vec<File>,
     found: Vec<Found>,
+    hash: Fnv,
 }
 
 impl Opened {
-    fn file(&mut self, dir: &Path, name: &str, hash: &mut Fnv) -> Result<()> {
+    fn file(&mut self, dir: &Path, name: &str) -> Result<()> {
         let path = dir.join(name);
         // Before opening: a pipe or device would block, or do something.
         if !std::fs::metadata(&path).map_err(Error::io(&path))?.is_file() {
@@ -195,9 +267,9 @@ impl Opened {
         }
         let file = File::open(&path).map_err(Error::io(&path))?;
         let (header, bytes) = read_header(&path, &file)?;
-        hash.write(name.as_bytes());
-        hash.write(&file.metadata().map_err(Error::io(&path))?.len().to_le_bytes());
-        hash.write(&bytes);
+        self.hash.write(name.as_bytes());
+        self.hash.write(&file.metadata().map_err(Error::io(&path))?.len().to_le_bytes());
+        self.hash.write(&bytes);
         let at = self.paths.len();
         self.found.extend(header.tensors.into_iter().map(|tensor| Found { file: at, tensor }));
         self.paths.push(path);
@@ -273,11 +345,13 @@ fn read_header(path: &Path, file: &File) -> Result<(Header, Vec<u8>)> {
 /// FNV-1a of 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>), each piece preceded by its length.
 struct Fnv(u64);
 
-impl Fnv {
-    fn new() -> Fnv {
+impl Default for Fnv {
+    fn default() -> Fnv {
         Fnv(0xcbf2_9ce4_8422_2325)
     }
+}
 
+impl Fnv {
     fn write(&mut self, piece: &[u8]) {
         for byte in (piece.len() as u64).to_le_bytes().iter().chain(piece) {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

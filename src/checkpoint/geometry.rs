@@ -184,8 +184,8 @@ impl Geometry {
     /// and outside `text_config` is taken from outside; [`super::Checkpoint::open`] settles both from the folder.
     ///
     /// # Errors
-    /// [`Error::Config`] for a value out of its range; [`Error::Unsupported`] for another model type, a quantised
-    /// checkpoint, or a variant this crate does not compute; [`Error::Checkpoint`] for text that is not JSON.
+    /// [`Error::Config`] for a value out of its range; [`Error::Unsupported`] for another model type, a quantisation that
+    /// is not read, or a variant this crate does not compute; [`Error::Checkpoint`] for text that is not JSON.
     pub fn from_config(file: &Path, text: &str) -> Result<Geometry> {
         Ok(config::parse(file, text.as_bytes())?.geometry)
     }

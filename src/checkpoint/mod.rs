@@ -7,7 +7,7 @@
 //! | config.rs | config.json and generation_config.json: keys, defaults, refused variants |
 //! | builtin.rs | the built-in geometries, as data |
 //! | linears.rs | the linear modules of a geometry, by name |
-//! | quant.rs | the verdict per module on how its weight is stored |
+//! | quant/ | how each linear module is stored: every producer's config, held against the tensors |
 //! | json.rs | bounded JSON and typed fields |
 //! | header.rs | the header of one safetensors file |
 //! | index.rs | which file holds which tensor |
@@ -19,7 +19,7 @@
 //! | recipe/, recipes/ | [`Recipe`]: how the modules of a geometry without files are stored, as data |
 //! | seeded.rs | the values of a model without files |
 //! | synth/ | [`Synth`]: a checkpoint with random weights, written to a folder |
-//! | source.rs | [`Source`]: one parameter into the rows of a tensor, from disk or from a seed |
+//! | source.rs | [`Source`]: parameters from a checkpoint or a seed into tensors |
 //! | verdict.rs | what a source says about one linear module |
 //! | model_ref.rs | [`ModelRef`]: what a user may write for a model |
 //!
@@ -45,9 +45,9 @@ pub mod synth;
 mod tokenizer;
 mod verdict;
 
-pub use account::{Entry, Skipped};
+pub use account::{Entry, Module, Skipped};
 pub use builtin::names;
-pub use disk::Checkpoint;
+pub use disk::{Checkpoint, Survey};
 pub use geometry::{Gate, Gdn, Geometry, Mixer, Mlp, Param, Rope, Yarn};
 pub use header::Dtype;
 pub use linears::Linear;

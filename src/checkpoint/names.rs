@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use super::quant::parts::{Part, foreign};
+
 /// Why something on disk is not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SkipRule {
@@ -13,6 +15,9 @@ pub enum SkipRule {
     Mtp,
     /// A rotary frequency table saved as a buffer, `*.rotary_emb.inv_freq`: it follows from the config.
     RotaryBuffer,
+    /// The scale of the queries of a quantised KV cache, `self_attn.q_scale` or `self_attn.q_proj.q_scale`: attention here
+    /// takes queries as they are.
+    QueryScale,
     /// A whole `.safetensors` file that is not called `model*`, and that no index lists: not the checkpoint's weights.
     OtherFile,
 }
@@ -23,6 +28,7 @@ impl fmt::Display for SkipRule {
             SkipRule::Vision => "vision",
             SkipRule::Mtp => "mtp",
             SkipRule::RotaryBuffer => "rotary-buffer",
+            SkipRule::QueryScale => "query-scale",
             SkipRule::OtherFile => "other-file",
         })
     }
@@ -39,6 +45,10 @@ pub(crate) enum Role<'a> {
     FusedGateUp(usize),
     /// All experts' down projections of one layer: `[experts, hidden, inter]`.
     FusedDown(usize),
+    /// The FP8 block scales of [`Role::FusedGateUp`].
+    FusedGateUpScale(usize),
+    /// The FP8 block scales of [`Role::FusedDown`].
+    FusedDownScale(usize),
     /// Nothing this crate knows.
     Unknown,
 }
@@ -55,13 +65,20 @@ pub(crate) fn role(name: &str) -> Role<'_> {
         return Role::Skip(SkipRule::Mtp);
     }
     // The head stands outside the text model in every export.
-    if matches!(name, "lm_head.weight" | "language_model.lm_head.weight") {
-        return Role::Param("lm_head.weight");
+    let head = name.strip_prefix("language_model.").unwrap_or(name);
+    if let Some(last) = head.strip_prefix("lm_head.")
+        && (Part::by_name(last).is_some() || foreign(last).is_some())
+    {
+        return Role::Param(head);
     }
     let text = ["model.language_model.", "language_model.model.", "model."].iter().find_map(|p| name.strip_prefix(p));
     match text {
-        None | Some("lm_head.weight") => Role::Unknown,
+        None => Role::Unknown,
+        Some(rest) if rest.starts_with("lm_head.") => Role::Unknown,
         Some(rest) if rest.ends_with("rotary_emb.inv_freq") => Role::Skip(SkipRule::RotaryBuffer),
+        Some(rest) if rest.ends_with(".self_attn.q_scale") || rest.ends_with(".self_attn.q_proj.q_scale") => {
+            Role::Skip(SkipRule::QueryScale)
+        }
         Some(rest) => fused(rest).unwrap_or(Role::Param(rest)),
     }
 }
@@ -76,6 +93,20 @@ fn fused(rest: &str) -> Option<Role<'_>> {
     match tail {
         "mlp.experts.gate_up_proj" => Some(Role::FusedGateUp(index)),
         "mlp.experts.down_proj" => Some(Role::FusedDown(index)),
+        "mlp.experts.gate_up_proj_scale_inv" => Some(Role::FusedGateUpScale(index)),
+        "mlp.experts.down_proj_scale_inv" => Some(Role::FusedDownScale(index)),
         _ => None,
     }
+}
+
+/// The canonical name of a KV scale under any producer's name: `layers.3.self_attn.k_scale`. compressed-tensors writes
+/// `self_attn.k_scale` (older versions `self_attn.k_proj.output_scale`), modelopt `self_attn.k_proj.k_scale`.
+pub(crate) fn kv_scale(canonical: &str) -> Option<String> {
+    let (layer, tail) = canonical.split_once(".self_attn.")?;
+    let which = match tail {
+        "k_scale" | "k_proj.k_scale" | "k_proj.output_scale" => "k_scale",
+        "v_scale" | "v_proj.v_scale" | "v_proj.output_scale" => "v_scale",
+        _ => return None,
+    };
+    Some(format!("{layer}.self_attn.{which}"))
 }

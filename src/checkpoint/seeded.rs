@@ -1,6 +1,6 @@
 //! The values of a model without files: which stream of the generator each parameter, code and scale is drawn from.
 //!
-//! May live here: distributions, as formulas of a name, a shape and a seed. May not: names on disk, files, devices.
+//! May live here: distributions, as formulas of a name, a shape and a seed. May not: names on disk, files.
 //!
 //! Every stream is Philox keyed by the seed and a name ([`philox::stream_key`]), numbered in row-major order, and every
 //! value is a function of its number in exact integers up to one rounding: the same on any device and under any split.
@@ -24,10 +24,13 @@ use super::linears::Place;
 use super::recipe::{Producer, Recipe};
 use super::verdict::{RowScale, Verdict};
 use crate::error::{Error, Result};
+use crate::num::DType;
 use crate::num::philox::{philox4x32, stream_key};
-use crate::ops::fill::Code;
+use crate::ops::fill::{self, Code};
 use crate::ops::reference::fill::{pow2, scales};
 use crate::ops::scheme::{ActScheme, Global, Grain, Scheme};
+use crate::ops::Cx;
+use crate::tensor::Tensor;
 
 // Mean squares, rounded, of code x scale / 2^e before the exponent is chosen: of e4m3 codes times (1 + m / 128), and of
 // e2m1 codes times block scales, alone, times (1 + m / 128), and over it.
@@ -81,7 +84,55 @@ pub(crate) struct Seeded<'a> {
     pub(crate) seed: u64,
 }
 
-impl Seeded<'_> {
+impl<'a> Seeded<'a> {
+    pub(crate) fn of(geometry: &'a Geometry, recipe: &'a Recipe, seed: u64) -> Seeded<'a> {
+        Seeded { geometry, recipe, seed }
+    }
+
+    /// The element type of an unquantised parameter; one that is quantised has codes and scales instead.
+    pub(crate) fn dtype(&self, name: &str) -> Result<DType> {
+        match name.strip_suffix(".weight").and_then(|module| self.recipe.rule(self.geometry, module)) {
+            None => Ok(DType::Bf16),
+            Some(_) => Err(Error::shape("load", format!("{name} is quantised by @{}, it has no floats", self.recipe))),
+        }
+    }
+
+    /// Fills rows with an unquantised parameter: as a bf16 checkpoint would hold it, whatever type it is kept in.
+    pub(crate) fn fill(&self, cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, name: &str) -> Result<()> {
+        self.dtype(name)?;
+        let init = init_of(name, dst.cols());
+        fill::normal_bf16(cx, dst, first..first + rows, self.key(name), 0, init.mean, init.std)
+    }
+
+    /// Fills rows with all of a quantised module's codes.
+    pub(crate) fn fill_codes(&self, cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
+        let (key, code) = self.codes(module)?;
+        self.fits(dst, module, rows, |[n, k]| [n, k / code.elements() as usize])?;
+        fill::codes(cx, dst, first..first + rows, key, code)
+    }
+
+    /// Fills rows with all of a quantised module's block scales.
+    pub(crate) fn fill_scales(&self, cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
+        match self.scales(module)? {
+            Scales::E4m3 { key } => {
+                self.fits(dst, module, rows, |[n, k]| [n, k / 16])?;
+                fill::codes(cx, dst, first..first + rows, key, Code::ScaleE4m3)
+            }
+            Scales::F32 { key, exponent } => {
+                self.fits(dst, module, rows, |[n, k]| [n.div_ceil(128), k.div_ceil(128)])?;
+                fill::scales(cx, dst, first..first + rows, key, exponent)
+            }
+        }
+    }
+
+    /// A destination must have the module's own rows and width: the stream is numbered by them.
+    fn fits(&self, dst: &Tensor, module: &str, rows: usize, of: impl Fn([usize; 2]) -> [usize; 2]) -> Result<()> {
+        match self.geometry.linear(module).map(of) {
+            Some([n, k]) if n == rows && k == dst.cols() => Ok(()),
+            right => Err(Error::shape("load", format!("{module}: {rows} rows of {} for {right:?}", dst.cols()))),
+        }
+    }
+
     /// How a linear module is stored.
     pub(crate) fn scheme(&self, module: &str) -> Result<(Scheme, ActScheme)> {
         self.recipe.scheme(self.geometry, module).ok_or_else(|| unknown(self.geometry, module))

@@ -6,13 +6,12 @@ use std::path::Path;
 
 use half::bf16;
 
-use super::seeded::{Scales, Seeded, init_of};
+use super::seeded::Seeded;
 use crate::checkpoint::{Checkpoint, Dtype, Geometry, ModelRef, Recipe, RowScale, Verdict};
 use crate::error::{Error, Result};
-use crate::num::{DType, philox};
-use crate::ops::scheme::{ActScheme, Scheme};
-use crate::ops::fill::Code;
-use crate::ops::{Cx, fill};
+use crate::num::DType;
+use crate::ops::scheme::Scheme;
+use crate::ops::Cx;
 use crate::tensor::Tensor;
 
 /// Bytes read from a file at once.
@@ -53,14 +52,14 @@ impl Source {
         }
     }
 
-    /// The element type of a parameter as published; seeded ones are bf16.
+    /// The element type of an unquantised parameter as published; seeded ones are bf16.
     pub fn dtype(&self, name: &str) -> Result<DType> {
         match self {
             Source::Disk(checkpoint) => match checkpoint.entry(name) {
                 Some(entry) => stored(checkpoint, name, entry.dtype),
                 None => Err(missing(checkpoint, name)),
             },
-            Source::Seeded { .. } => Ok(DType::Bf16),
+            Source::Seeded { geometry, recipe, seed } => Seeded::of(geometry, recipe, *seed).dtype(name),
         }
     }
 
@@ -72,12 +71,7 @@ impl Source {
         }
         match self {
             Source::Disk(checkpoint) => read(checkpoint, dst, first, rows, name),
-            // As a bf16 checkpoint would hold it, whatever type it is kept in.
-            Source::Seeded { seed, .. } => {
-                let init = init_of(name, dst.cols());
-                let key = philox::stream_key(*seed, name);
-                fill::normal_bf16(cx, dst, first..first + rows, key, 0, init.mean, init.std)
-            }
+            Source::Seeded { geometry, recipe, seed } => Seeded::of(geometry, recipe, *seed).fill(cx, dst, first, rows, name),
         }
     }
 }
@@ -85,26 +79,20 @@ impl Source {
 impl Source {
     /// How a linear module is stored and how its input is quantised.
     pub fn verdict(&self, module: &str) -> Result<Verdict> {
-        match self.seeded() {
-            Some(seeded) => seeded.verdict(module),
-            None => {
-                let dtype = self.dtype(&format!("{module}.weight"))?;
-                Ok(Verdict { scheme: Scheme::Plain(dtype), act: ActScheme::None, input_scale: None })
-            }
+        match self {
+            Source::Disk(checkpoint) => checkpoint.verdict(module),
+            Source::Seeded { geometry, recipe, seed } => Seeded::of(geometry, recipe, *seed).verdict(module),
         }
     }
 
     /// Fills rows `first..first + rows` of `dst` (u8, `[_, K]` for FP8, `[_, K/2]` for NVFP4) with a quantised module's
     /// codes as published. On the plan device the module is looked up and nothing is read.
     pub fn fill_codes(&self, cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
-        match self.seeded() {
-            Some(seeded) => {
-                let (key, code) = seeded.codes(module)?;
-                let per_byte = code.elements() as usize;
-                seeded.fits(dst, module, rows, |[n, k]| [n, k / per_byte])?;
-                fill::codes(cx, dst, first..first + rows, key, code)
+        match self {
+            Source::Disk(checkpoint) => codes(checkpoint, dst, first, rows, module),
+            Source::Seeded { geometry, recipe, seed } => {
+                Seeded::of(geometry, recipe, *seed).fill_codes(cx, dst, first, rows, module)
             }
-            None => Err(self.plain(module)),
         }
     }
 
@@ -112,56 +100,27 @@ impl Source {
     /// NVFP4, f32 `[_, ceil(K/128)]` for FP8 by block, whose rows are rows of blocks. On the plan device the module is
     /// looked up and nothing is read.
     pub fn fill_scales(&self, cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
-        match self.seeded() {
-            Some(seeded) => match seeded.scales(module)? {
-                Scales::E4m3 { key } => {
-                    seeded.fits(dst, module, rows, |[n, k]| [n, k / 16])?;
-                    fill::codes(cx, dst, first..first + rows, key, Code::ScaleE4m3)
-                }
-                Scales::F32 { key, exponent } => {
-                    seeded.fits(dst, module, rows, |[n, k]| [n.div_ceil(128), k.div_ceil(128)])?;
-                    fill::scales(cx, dst, first..first + rows, key, exponent)
-                }
-            },
-            None => Err(self.plain(module)),
+        match self {
+            Source::Disk(checkpoint) => scales(checkpoint, dst, first, rows, module),
+            Source::Seeded { geometry, recipe, seed } => {
+                Seeded::of(geometry, recipe, *seed).fill_scales(cx, dst, first, rows, module)
+            }
         }
     }
 
     /// The scales of a quantised module's rows: FP8 by tensor or channel, or the global of NVFP4.
     pub fn row_scale(&self, module: &str) -> Result<RowScale> {
-        match self.seeded() {
-            Some(seeded) => seeded.row_scale(module),
-            None => Err(self.plain(module)),
+        match self {
+            Source::Disk(checkpoint) => checkpoint.row_scale(module),
+            Source::Seeded { geometry, recipe, seed } => Seeded::of(geometry, recipe, *seed).row_scale(module),
         }
     }
 
     /// The stored scales of K and V of a layer's FP8 cache, each a multiplier of its codes; `None` where none are stored.
     pub fn kv_scales(&self, layer: usize) -> Result<Option<(f32, f32)>> {
-        Ok(self.seeded().and_then(|seeded| seeded.kv_scales(layer)))
-    }
-
-    fn seeded(&self) -> Option<Seeded<'_>> {
         match self {
-            Source::Disk(_) => None,
-            Source::Seeded { geometry, recipe, seed } => Some(Seeded { geometry, recipe, seed: *seed }),
-        }
-    }
-
-    fn plain(&self, module: &str) -> Error {
-        let place = match self {
-            Source::Disk(checkpoint) => place(checkpoint),
-            Source::Seeded { .. } => Path::new("seeded weights"),
-        };
-        Error::checkpoint(place, format!("{module} is not quantised, it has no codes and no scales"))
-    }
-}
-
-impl Seeded<'_> {
-    /// A destination must have the module's own rows and width: the stream is numbered by them.
-    fn fits(&self, dst: &Tensor, module: &str, rows: usize, of: impl Fn([usize; 2]) -> [usize; 2]) -> Result<()> {
-        match self.geometry.linear(module).map(of) {
-            Some([n, k]) if n == rows && k == dst.cols() => Ok(()),
-            right => Err(Error::shape("load", format!("{module}: {rows} rows of {} for {right:?}", dst.cols()))),
+            Source::Disk(checkpoint) => checkpoint.kv_scales(layer),
+            Source::Seeded { geometry, recipe, seed } => Ok(Seeded::of(geometry, recipe, *seed).kv_scales(layer)),
         }
     }
 }
@@ -231,4 +190,73 @@ fn convert<T>(bytes: &[u8], from: DType, out: &mut [T], store: impl Fn(f32) -> T
             *o = store(f32::from_le_bytes(*b));
         }
     }
+}
+
+/// A linear module's scheme, rows and columns.
+fn quantised(checkpoint: &Checkpoint, module: &str) -> Result<(Scheme, usize, usize)> {
+    let m = checkpoint
+        .module(module)
+        .ok_or_else(|| Error::checkpoint(place(checkpoint), format!("{module} is not a linear module")))?;
+    Ok((m.scheme, m.rows, m.cols))
+}
+
+/// A destination must be rows of exactly this type and width; nothing is padded or cut.
+fn fits(dst: &Tensor, first: usize, rows: usize, what: &str, expected: (DType, usize, usize)) -> Result<()> {
+    let (dtype, have, cols) = expected;
+    if dst.dtype() != dtype || dst.cols() != cols || rows != have || first + rows > dst.rows() {
+        return Err(Error::shape(
+            "load",
+            format!(
+                "{what} are {dtype} [{have}, {cols}]; {rows} rows from {first} of {} {:?} wanted",
+                dst.dtype(),
+                dst.shape()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn codes(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
+    let (scheme, n, k) = quantised(checkpoint, module)?;
+    let cols = if matches!(scheme, Scheme::Nvfp4(_)) { k / 2 } else { k };
+    fits(dst, first, rows, &format!("{module}: codes"), (DType::U8, n, cols))?;
+    by_blocks(dst, first, rows, |range, out| checkpoint.read_codes(module, range, out))
+}
+
+fn scales(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
+    let (scheme, n, k) = quantised(checkpoint, module)?;
+    if matches!(scheme, Scheme::Nvfp4(_)) {
+        fits(dst, first, rows, &format!("{module}: scales"), (DType::U8, n, k / 16))?;
+        return by_blocks(dst, first, rows, |range, out| checkpoint.read_group_scales(module, range, out));
+    }
+    let (block_rows, block_cols) = (n.div_ceil(128), k.div_ceil(128));
+    fits(dst, first, rows, &format!("{module}: scales of blocks"), (DType::F32, block_rows, block_cols))?;
+    if dst.buffer().device().has_data() {
+        let values = checkpoint.block_scales(module)?;
+        let at = first * block_cols;
+        dst.host_mut::<f32>()?[at..at + values.len()].copy_from_slice(&values);
+    }
+    Ok(())
+}
+
+/// Rows of bytes into `dst`, a bounded number at once.
+fn by_blocks(
+    dst: &mut Tensor,
+    first: usize,
+    rows: usize,
+    read: impl Fn(std::ops::Range<usize>, &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    if !dst.buffer().device().has_data() {
+        return Ok(());
+    }
+    let cols = dst.cols();
+    let block = (STAGING_BYTES / cols.max(1)).max(1);
+    let bytes = dst.host_mut::<u8>()?;
+    let mut start = 0;
+    while start < rows {
+        let end = (start + block).min(rows);
+        read(start..end, &mut bytes[(first + start) * cols..(first + end) * cols])?;
+        start = end;
+    }
+    Ok(())
 }

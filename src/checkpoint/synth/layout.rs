@@ -142,6 +142,70 @@ pub(crate) fn tensors(seeded: Seeded<'_>) -> Result<Vec<OnDisk>> {
     Ok(lay.list)
 }
 
+/// Bytes on disk of one linear module.
+pub(crate) fn module_bytes(seeded: Seeded<'_>, module: &str, size: [usize; 2]) -> Result<u64> {
+    let [rows, cols] = size.map(|d| d as u64);
+    match seeded.recipe.rule(seeded.geometry, module) {
+        None => Ok(rows * cols * Dtype::Bf16.bits() / 8),
+        Some(rule) => Ok(parts(seeded, module, size, rule)?.iter().map(Part::bytes).sum()),
+    }
+}
+
+/// One tensor of a quantised module.
+struct Part {
+    /// The last part of its name.
+    last: &'static str,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    content: Content,
+}
+
+impl Part {
+    fn bytes(&self) -> u64 {
+        self.shape.iter().map(|d| *d as u64).product::<u64>() * self.dtype.bits() / 8
+    }
+}
+
+/// A module's weight under its producer's name, and its scales.
+fn parts(seeded: Seeded<'_>, module: &str, size: [usize; 2], rule: &Rule) -> Result<Vec<Part>> {
+    let [rows, cols] = size;
+    let (key, code) = seeded.codes(module)?;
+    let verdict = seeded.verdict(module)?;
+    let divides = verdict.scheme == Scheme::Nvfp4(Global::Divides);
+    let codes = Content::Codes { key, code };
+    let mut list = vec![match code {
+        Code::E2m1 => {
+            let last = if divides { "weight_packed" } else { "weight" };
+            Part { last, dtype: Dtype::U8, shape: vec![rows, cols / 2], content: codes }
+        }
+        _ => Part { last: "weight", dtype: Dtype::F8E4m3, shape: vec![rows, cols], content: codes },
+    }];
+    match (seeded.scales(module)?, &rule.scale) {
+        (Scales::F32 { key, exponent }, Some(form)) => {
+            let native = seeded.recipe.file().producer == Producer::FineGrainedFp8;
+            let last = if native { "weight_scale_inv" } else { "weight_scale" };
+            let content = Content::Scales { key, exponent };
+            list.push(Part { last, dtype: form.dtype(), shape: form.shape(size), content });
+        }
+        (Scales::F32 { .. }, None) => {}
+        (Scales::E4m3 { key }, _) => {
+            let content = Content::Codes { key, code: Code::ScaleE4m3 };
+            list.push(Part { last: "weight_scale", dtype: Dtype::F8E4m3, shape: vec![rows, cols / 16], content });
+        }
+    }
+    let mut push = |last: &'static str, form: &Form, value: f32| {
+        list.push(Part { last, dtype: form.dtype(), shape: form.shape(size), content: Content::One(value) });
+    };
+    if let Some(form) = &rule.global {
+        push(if divides { "weight_global_scale" } else { "weight_scale_2" }, form, seeded.global(module)?);
+    }
+    if let (Some(form), Some(scale)) = (&rule.input, verdict.input_scale) {
+        let divisor = divides && verdict.act == ActScheme::Nvfp4;
+        push(if divisor { "input_global_scale" } else { "input_scale" }, form, scale);
+    }
+    Ok(list)
+}
+
 struct Lay<'a> {
     seeded: Seeded<'a>,
     list: Vec<OnDisk>,
@@ -186,45 +250,11 @@ impl<'a> Lay<'a> {
         self.push(&format!("{layer}.down_proj"), Dtype::Bf16, shape, Content::Normal(down));
     }
 
-    /// A module's weight under its producer's name, and its scales.
     fn quantised(&mut self, module: &str, size: [usize; 2], rule: &Rule) -> Result<()> {
-        let [rows, cols] = size;
-        let (key, code) = self.seeded.codes(module)?;
-        let (scales, verdict) = (self.seeded.scales(module)?, self.seeded.verdict(module)?);
-        let divides = verdict.scheme == Scheme::Nvfp4(Global::Divides);
-        let at = |last: &str| format!("{module}.{last}");
-        let codes = Content::Codes { key, code };
-        match code {
-            Code::E2m1 if divides => self.push(&at("weight_packed"), Dtype::U8, vec![rows, cols / 2], codes),
-            Code::E2m1 => self.push(&at("weight"), Dtype::U8, vec![rows, cols / 2], codes),
-            _ => self.push(&at("weight"), Dtype::F8E4m3, vec![rows, cols], codes),
-        }
-        match (scales, &rule.scale) {
-            (Scales::E4m3 { key }, _) => {
-                let content = Content::Codes { key, code: Code::ScaleE4m3 };
-                self.push(&at("weight_scale"), Dtype::F8E4m3, vec![rows, cols / 16], content);
-            }
-            (Scales::F32 { key, exponent }, Some(form)) => {
-                let native = self.producer() == Producer::FineGrainedFp8;
-                let name = at(if native { "weight_scale_inv" } else { "weight_scale" });
-                self.push(&name, form.dtype(), form.shape(size), Content::Scales { key, exponent });
-            }
-            (Scales::F32 { .. }, None) => {}
-        }
-        if let Some(form) = &rule.global {
-            let name = at(if divides { "weight_global_scale" } else { "weight_scale_2" });
-            self.one(&name, form, size, self.seeded.global(module)?);
-        }
-        if let (Some(form), Some(scale)) = (&rule.input, verdict.input_scale) {
-            let divisor = divides && verdict.act == ActScheme::Nvfp4;
-            let name = at(if divisor { "input_global_scale" } else { "input_scale" });
-            self.one(&name, form, size, scale);
+        for part in parts(self.seeded, module, size, rule)? {
+            self.push(&format!("{module}.{}", part.last), part.dtype, part.shape, part.content);
         }
         Ok(())
-    }
-
-    fn one(&mut self, name: &str, form: &Form, size: [usize; 2], value: f32) {
-        self.push(name, form.dtype(), form.shape(size), Content::One(value));
     }
 
     /// The KV scales of an attention layer, behind its last projection.
@@ -242,7 +272,8 @@ impl<'a> Lay<'a> {
                     Producer::Modelopt => format!("{which}_proj.{which}_scale"),
                     _ => format!("{which}_scale"),
                 };
-                self.one(&format!("layers.{layer}.self_attn.{tail}"), &form, [1, 1], value);
+                let content = Content::One(value);
+                self.push(&format!("layers.{layer}.self_attn.{tail}"), form.dtype(), form.shape([1, 1]), content);
             }
         }
     }

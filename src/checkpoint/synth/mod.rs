@@ -19,6 +19,8 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use self::layout::OnDisk;
+use super::account::Module;
+use super::disk::Survey;
 use super::geometry::Geometry;
 use super::recipe::Recipe;
 use super::seeded::Seeded;
@@ -28,6 +30,29 @@ use crate::error::{Error, Result};
 pub const SHARD_BYTES: u64 = 5_000_000_000;
 /// Bytes made and written at once.
 const BLOCK_BYTES: u64 = 8 << 20;
+
+/// What a folder would hold that is written for `geometry` as `recipe` stores it.
+///
+/// # Errors
+/// [`Error::Unsupported`] where the recipe does not describe such a model.
+pub fn survey(geometry: &Geometry, recipe: &Recipe) -> Result<Survey> {
+    recipe.check(geometry)?;
+    let seeded = Seeded::of(geometry, recipe, 0);
+    let mut modules = Vec::new();
+    for linear in geometry.linears() {
+        let (scheme, act) = seeded.scheme(&linear.module)?;
+        let bytes = layout::module_bytes(seeded, &linear.module, [linear.rows, linear.cols])?;
+        modules.push(Module { name: linear.module, rows: linear.rows, cols: linear.cols, scheme, act, bytes });
+    }
+    Ok(Survey {
+        geometry: geometry.clone(),
+        modules,
+        kv_layers: (0..geometry.layers.len()).filter(|l| seeded.kv_scales(*l).is_some()).collect(),
+        skipped: Vec::new(),
+        bytes: layout::tensors(seeded)?.iter().map(OnDisk::bytes).sum(),
+        faults: Vec::new(),
+    })
+}
 
 /// A checkpoint to be written.
 #[derive(Debug)]
