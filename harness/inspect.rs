@@ -62,7 +62,8 @@ struct Shape {
 /// Modules of one name in any layer and expert.
 #[derive(Debug, Serialize)]
 struct Role {
-    role: String,
+    #[serde(rename = "role")]
+    name: String,
     linears: usize,
     /// As ranges: `0-2,4-6`; empty for the head.
     layers: String,
@@ -138,19 +139,15 @@ impl Report {
         let linear_bytes: u64 = verdicts.iter().map(|kind| kind.bytes).sum();
         let mut skipped: Vec<(SkipRule, SkippedRule)> = Vec::new();
         for s in &survey.skipped {
-            match skipped.iter_mut().find(|(rule, _)| *rule == s.rule) {
-                Some((_, all)) => {
-                    all.tensors += 1;
-                    all.bytes += s.bytes;
-                    if s.name < all.example {
-                        all.example.clone_from(&s.name);
-                    }
-                }
-                None => {
-                    let first =
-                        SkippedRule { rule: s.rule.to_string(), tensors: 1, bytes: s.bytes, example: s.name.clone() };
-                    skipped.push((s.rule, first));
-                }
+            let Some((_, all)) = skipped.iter_mut().find(|(rule, _)| *rule == s.rule) else {
+                let (rule, example) = (s.rule.to_string(), s.name.clone());
+                skipped.push((s.rule, SkippedRule { rule, tensors: 1, bytes: s.bytes, example }));
+                continue;
+            };
+            all.tensors += 1;
+            all.bytes += s.bytes;
+            if s.name < all.example {
+                all.example.clone_from(&s.name);
             }
         }
         Report {
@@ -252,13 +249,15 @@ impl Kind {
             shapes.into_iter().map(|([rows, cols], linears)| Shape { rows, cols, linears }).collect();
         shapes.sort_by_key(|s| std::cmp::Reverse(s.linears));
         Kind {
-            name: modules.first().map_or_else(|| Named { scheme: String::new(), input: String::new() }, |m| Named::of(m)),
+            name: modules
+                .first()
+                .map_or_else(|| Named { scheme: String::new(), input: String::new() }, |m| Named::of(m)),
             linears: modules.len(),
             bytes: modules.iter().map(|m| m.bytes).sum(),
             shapes,
             roles: roles
                 .into_iter()
-                .map(|(role, linears, layers)| Role { role, linears, layers: ranges(&layers) })
+                .map(|(name, linears, layers)| Role { name, linears, layers: ranges(&layers) })
                 .collect(),
         }
     }
@@ -268,8 +267,8 @@ impl Kind {
     /// The roles on one line: those of one block and the same layers together.
     fn places(&self) -> String {
         let mut groups: Vec<(&str, Vec<&str>, &str)> = Vec::new();
-        for Role { role, layers, .. } in &self.roles {
-            let (block, part) = role.rsplit_once('.').unwrap_or(("", role));
+        for Role { name, layers, .. } in &self.roles {
+            let (block, part) = name.rsplit_once('.').unwrap_or(("", name));
             match groups.iter_mut().find(|(b, _, l)| *b == block && *l == layers) {
                 Some((_, parts, _)) => parts.push(part),
                 None => groups.push((block, vec![part], layers)),
@@ -352,9 +351,9 @@ mod tests {
         assert_eq!(report.verdicts.len(), 3);
         assert_eq!((line("nvfp4").linears, line("fp8 channel").linears), (168, 233));
         assert_eq!(line("bf16").linears, 96);
-        let roles: Vec<_> = line("bf16").roles.iter().map(|r| r.role.as_str()).collect();
+        let roles: Vec<_> = line("bf16").roles.iter().map(|r| r.name.as_str()).collect();
         assert_eq!(roles, ["linear_attn.in_proj_b", "linear_attn.in_proj_a"]);
-        let nvfp4: Vec<_> = line("nvfp4").roles.iter().map(|r| (r.role.as_str(), r.layers.as_str())).collect();
+        let nvfp4: Vec<_> = line("nvfp4").roles.iter().map(|r| (r.name.as_str(), r.layers.as_str())).collect();
         assert!(nvfp4.contains(&("mlp.gate_proj", "0-55")), "{nvfp4:?}");
         assert_eq!(report.head.as_ref().unwrap().scheme, "fp8 channel");
         assert_eq!(report.kv_scale_layers.len(), 16);
@@ -367,7 +366,14 @@ mod tests {
     #[test]
     fn the_text_says_what_the_json_does() {
         let text = report("qwen3.6-35b-a3b:layers=4@unsloth-nvfp4-fast").text();
-        for says in ["fp8 channel", "nvfp4, global divides", "[512, 2048] x", "self_attn.{q_proj,k_proj,v_proj,o_proj} (3)", "head: fp8 channel", "KV scales: 1 layers"] {
+        for says in [
+            "fp8 channel",
+            "nvfp4, global divides",
+            "[512, 2048] x",
+            "self_attn.{q_proj,k_proj,v_proj,o_proj} (3)",
+            "head: fp8 channel",
+            "KV scales: 1 layers",
+        ] {
             assert!(text.contains(says), "{says}: {text}");
         }
         let tied = report("tiny").text();

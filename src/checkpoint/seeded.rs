@@ -26,10 +26,10 @@ use super::verdict::{RowScale, Verdict};
 use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::num::philox::{philox4x32, stream_key};
+use crate::ops::Cx;
 use crate::ops::fill::{self, Code};
 use crate::ops::reference::fill::{pow2, scales};
 use crate::ops::scheme::{ActScheme, Global, Grain, Scheme};
-use crate::ops::Cx;
 use crate::tensor::Tensor;
 
 // Mean squares, rounded, of code x scale / 2^e before the exponent is chosen: of e4m3 codes times (1 + m / 128), and of
@@ -314,23 +314,22 @@ mod tests {
             assert_eq!(input("layers.0.mlp.experts.0.gate_proj"), input("layers.0.mlp.shared_expert.up_proj"));
             assert_eq!(input("layers.0.mlp.experts.0.down_proj"), input("layers.0.mlp.experts.255.down_proj"));
             differ(input("layers.3.self_attn.q_proj"), input("layers.7.self_attn.q_proj"));
-            let global = |m: &str| s.global(m).unwrap();
+            let global = |m: &str| s.global(m).unwrap().to_bits();
             assert_eq!(global("layers.0.linear_attn.in_proj_qkv"), global("layers.0.linear_attn.in_proj_z"));
             assert_eq!(global("layers.0.mlp.experts.9.gate_proj"), global("layers.0.mlp.experts.9.up_proj"));
-            let experts: Vec<u32> =
-                (0..8).map(|e| global(&format!("layers.0.mlp.experts.{e}.up_proj")).to_bits()).collect();
+            let experts: Vec<u32> = (0..8).map(|e| global(&format!("layers.0.mlp.experts.{e}.up_proj"))).collect();
             assert!(experts.iter().any(|g| *g != experts[0]), "each expert has its own");
         });
         with("qwen3.6-35b-a3b", "unsloth-nvfp4-fast", |s| {
             let input = |e: usize| s.verdict(&format!("layers.0.mlp.experts.{e}.down_proj")).unwrap().input_scale;
             assert!((1..8).any(|e| input(e) != input(0)));
             let (k, v) = s.kv_scales(3).unwrap();
-            assert!(k > 0.0 && v > 0.0 && k != v);
+            assert!(k > 0.0 && v > 0.0 && k.to_bits() != v.to_bits());
             assert_eq!(s.kv_scales(2), None, "a GDN layer");
             assert_eq!(s.kv_scales(40), None, "no layer");
         });
         with("qwen3.8-27b", "ct-nvfp4-all-gdn", |s| {
-            let global = |m: &str| s.global(m).unwrap();
+            let global = |m: &str| s.global(m).unwrap().to_bits();
             assert_ne!(global("layers.0.linear_attn.in_proj_qkv"), global("layers.0.linear_attn.in_proj_z"));
             assert_eq!(global("layers.3.self_attn.q_proj"), global("layers.3.self_attn.k_proj"));
             assert_eq!(s.kv_scales(3), None, "this recipe has none");
@@ -346,8 +345,8 @@ mod tests {
             })
         };
         let (ct, mo) = (global("ct-nvfp4-early,globals=pow2"), global("modelopt-nvfp4,globals=pow2"));
-        assert_eq!(ct.0 * mo.0, 1.0);
-        assert_eq!(ct.1.unwrap() * mo.1.unwrap(), 1.0);
+        assert_eq!((ct.0 * mo.0).to_bits(), 1f32.to_bits());
+        assert_eq!((ct.1.unwrap() * mo.1.unwrap()).to_bits(), 1f32.to_bits());
         assert_eq!(ct.0.to_bits() & 0x7F_FFFF, 0, "{}", ct.0);
     }
 

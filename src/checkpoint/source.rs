@@ -10,8 +10,8 @@ use super::seeded::Seeded;
 use crate::checkpoint::{Checkpoint, Dtype, Geometry, ModelRef, Recipe, RowScale, Verdict};
 use crate::error::{Error, Result};
 use crate::num::DType;
-use crate::ops::scheme::Scheme;
 use crate::ops::Cx;
+use crate::ops::scheme::Scheme;
 use crate::tensor::Tensor;
 
 /// Bytes read from a file at once.
@@ -25,7 +25,7 @@ pub enum Source {
     /// Random values that depend on the seed and each parameter's name alone.
     Seeded {
         /// The dimensions.
-        geometry: Geometry,
+        geometry: Box<Geometry>,
         /// How each module is stored.
         recipe: Recipe,
         /// The seed.
@@ -38,7 +38,7 @@ impl ModelRef {
     pub fn open(self, seed: u64) -> Result<Source> {
         match self {
             ModelRef::Folder(folder) => Ok(Source::Disk(Box::new(Checkpoint::open(&folder)?))),
-            ModelRef::Builtin { geometry, recipe } => Ok(Source::Seeded { geometry: *geometry, recipe, seed }),
+            ModelRef::Builtin { geometry, recipe } => Ok(Source::Seeded { geometry, recipe, seed }),
         }
     }
 }
@@ -71,7 +71,9 @@ impl Source {
         }
         match self {
             Source::Disk(checkpoint) => read(checkpoint, dst, first, rows, name),
-            Source::Seeded { geometry, recipe, seed } => Seeded::of(geometry, recipe, *seed).fill(cx, dst, first, rows, name),
+            Source::Seeded { geometry, recipe, seed } => {
+                Seeded::of(geometry, recipe, *seed).fill(cx, dst, first, rows, name)
+            }
         }
     }
 }

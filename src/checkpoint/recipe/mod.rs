@@ -97,8 +97,7 @@ impl Recipe {
                 supported: format!("recipes are {}", Recipe::names().collect::<Vec<_>>().join(", ")),
             });
         };
-        let mut recipe =
-            Recipe { name, file: File::read(name, toml)?.into(), bf16_head: false, pow2_globals: false };
+        let mut recipe = Recipe { name, file: File::read(name, toml)?.into(), bf16_head: false, pow2_globals: false };
         for option in parts {
             let flag = match option {
                 "head=bf16" => &mut recipe.bf16_head,

@@ -246,7 +246,7 @@ impl<'a> Quantisation<'a> {
             "format": if mixed { "mixed-precision" } else { first },
             "global_compression_ratio": null,
             "ignore": self.ignored(true),
-            "kv_cache_scheme": file.kv.as_ref().map(|_| arguments(8, "tensor", json!(false), None, Some("static_minmax"))),
+            "kv_cache_scheme": file.kv.as_ref().map(|_| arguments(8, "tensor", &json!(false), None, Some("static_minmax"))),
             "quant_method": "compressed-tensors",
             "quantization_status": "compressed",
             "sparsity_config": {},
@@ -393,7 +393,7 @@ fn expanded(entry: &str) -> Vec<String> {
     range().unwrap_or_else(|| vec![entry.to_owned()])
 }
 
-fn arguments(bits: u64, strategy: &str, dynamic: Value, group: Option<u64>, observer: Option<&str>) -> Value {
+fn arguments(bits: u64, strategy: &str, dynamic: &Value, group: Option<u64>, observer: Option<&str>) -> Value {
     json!({
         "actorder": null,
         "block_structure": if strategy == "block" { json!([128, 128]) } else { Value::Null },
@@ -411,7 +411,7 @@ fn arguments(bits: u64, strategy: &str, dynamic: Value, group: Option<u64>, obse
 }
 
 fn weight_arguments(scheme: Scheme) -> Value {
-    let of = |bits, strategy, group| arguments(bits, strategy, json!(false), group, Some("memoryless_minmax"));
+    let of = |bits, strategy, group| arguments(bits, strategy, &json!(false), group, Some("memoryless_minmax"));
     match scheme {
         Scheme::Plain(_) => Value::Null,
         Scheme::Fp8(Grain::Tensor) => of(8, "tensor", None),
@@ -424,9 +424,9 @@ fn weight_arguments(scheme: Scheme) -> Value {
 fn input_arguments(act: ActScheme) -> Value {
     match act {
         ActScheme::None => Value::Null,
-        ActScheme::Fp8Tensor => arguments(8, "tensor", json!(false), None, Some("static_minmax")),
-        ActScheme::Fp8Token => arguments(8, "token", json!(true), None, None),
-        ActScheme::Fp8Group => arguments(8, "group", json!(true), Some(128), None),
-        ActScheme::Nvfp4 => arguments(4, "tensor_group", json!("local"), Some(16), Some("static_minmax")),
+        ActScheme::Fp8Tensor => arguments(8, "tensor", &json!(false), None, Some("static_minmax")),
+        ActScheme::Fp8Token => arguments(8, "token", &json!(true), None, None),
+        ActScheme::Fp8Group => arguments(8, "group", &json!(true), Some(128), None),
+        ActScheme::Nvfp4 => arguments(4, "tensor_group", &json!("local"), Some(16), Some("static_minmax")),
     }
 }

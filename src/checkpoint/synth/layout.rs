@@ -129,13 +129,12 @@ pub(crate) fn tensors(seeded: Seeded<'_>) -> Result<Vec<OnDisk>> {
             continue;
         }
         let module = param.name.strip_suffix(".weight").unwrap_or_default();
-        match seeded.recipe.rule(seeded.geometry, module) {
-            Some(rule) => lay.quantised(module, [param.shape[0], param.shape[1]], rule)?,
-            None => {
-                let cols = param.shape[1..].iter().product();
-                let normal = lay.normal(&param.name, cols, param.elements() as u64);
-                lay.push(&param.name, Dtype::Bf16, param.shape, Content::Normal(vec![normal]));
-            }
+        if let Some(rule) = seeded.recipe.rule(seeded.geometry, module) {
+            lay.quantised(module, [param.shape[0], param.shape[1]], rule)?;
+        } else {
+            let cols = param.shape[1..].iter().product();
+            let normal = lay.normal(&param.name, cols, param.elements() as u64);
+            lay.push(&param.name, Dtype::Bf16, param.shape, Content::Normal(vec![normal]));
         }
         lay.kv_scale(&param.name);
     }
@@ -276,5 +275,75 @@ impl<'a> Lay<'a> {
                 self.push(&format!("layers.{layer}.self_attn.{tail}"), form.dtype(), form.shape([1, 1]), content);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::recipe::Recipe;
+
+    #[test]
+    fn a_tensor_drawn_in_pieces_is_the_tensor() {
+        let moe = Geometry::builtin("tiny-moe").unwrap();
+        // Fused experts, codes of both kinds, scales of each dtype, scalars.
+        for name in ["bf16", "nvfp4", "fp8-tensor", "fp8-channel", "modelopt-fp8-block"] {
+            let recipe = Recipe::parse(name).unwrap();
+            for tensor in tensors(Seeded::of(&moe, &recipe, 1)).unwrap() {
+                let width = tensor.element_bytes();
+                let mut whole = vec![0; tensor.bytes() as usize];
+                tensor.draw(0, &mut whole);
+                for step in [1, 7, 4097] {
+                    let mut first = 0;
+                    while first < tensor.elements().min(40 * step) {
+                        let count = step.min(tensor.elements() - first);
+                        let mut piece = vec![0xAA; (count * width) as usize];
+                        tensor.draw(first, &mut piece);
+                        let at = (first * width) as usize;
+                        assert_eq!(piece, whole[at..at + piece.len()], "{name} {} from {first}", tensor.name);
+                        first += count;
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_the_producers() {
+        let names = |geometry: &str, recipe: &str| {
+            let (g, r) = (Geometry::builtin(geometry).unwrap(), Recipe::parse(recipe).unwrap());
+            let list = tensors(Seeded::of(&g, &r, 0)).unwrap();
+            list.into_iter().map(|t| (t.name, t.dtype, t.shape)).collect::<Vec<_>>()
+        };
+        let has = |list: &[(String, Dtype, Vec<usize>)], name: &str, dtype: Dtype, shape: &[usize]| {
+            assert!(list.iter().any(|(n, d, s)| n == name && *d == dtype && s == shape), "{name} {dtype} {shape:?}");
+        };
+        let unsloth = names("qwen3.8-27b", "unsloth-nvfp4");
+        let layers = "model.language_model.layers";
+        has(&unsloth, &format!("{layers}.0.mlp.up_proj.weight_packed"), Dtype::U8, &[17_408, 2560]);
+        has(&unsloth, &format!("{layers}.0.mlp.up_proj.weight_scale"), Dtype::F8E4m3, &[17_408, 320]);
+        has(&unsloth, &format!("{layers}.0.mlp.up_proj.weight_global_scale"), Dtype::F32, &[1]);
+        has(&unsloth, &format!("{layers}.0.mlp.up_proj.input_global_scale"), Dtype::F32, &[1]);
+        has(&unsloth, &format!("{layers}.63.mlp.up_proj.weight"), Dtype::F8E4m3, &[17_408, 5120]);
+        has(&unsloth, &format!("{layers}.63.mlp.up_proj.weight_scale"), Dtype::Bf16, &[17_408, 1]);
+        has(&unsloth, &format!("{layers}.3.self_attn.k_scale"), Dtype::Bf16, &[1]);
+        has(&unsloth, "lm_head.weight", Dtype::F8E4m3, &[248_320, 5120]);
+        has(&unsloth, "lm_head.weight_scale", Dtype::Bf16, &[248_320, 1]);
+        has(&unsloth, &format!("{layers}.0.linear_attn.in_proj_a.weight"), Dtype::Bf16, &[48, 5120]);
+        // The published model has 851 parameters without vision and mtp; a scale for each of 233, three for each of 168,
+        // and two for each of 16 layers come on top.
+        assert_eq!(unsloth.len(), 851 + 233 + 3 * 168 + 2 * 16);
+        let nvidia = names("qwen3.6-35b-a3b:layers=4", "nvidia-nvfp4");
+        has(&nvidia, &format!("{layers}.0.mlp.experts.255.down_proj.weight"), Dtype::U8, &[2048, 256]);
+        has(&nvidia, &format!("{layers}.0.mlp.experts.255.down_proj.weight_scale_2"), Dtype::F32, &[]);
+        has(&nvidia, &format!("{layers}.3.self_attn.q_proj.input_scale"), Dtype::F32, &[]);
+        has(&nvidia, &format!("{layers}.3.self_attn.v_proj.v_scale"), Dtype::F32, &[]);
+        let qwen = names("qwen3.6-35b-a3b:layers=4", "qwen-fp8");
+        has(&qwen, &format!("{layers}.0.mlp.experts.0.up_proj.weight_scale_inv"), Dtype::Bf16, &[4, 16]);
+        let blocks = names("qwen3.6-35b-a3b:layers=4", "modelopt-fp8-block");
+        has(&blocks, "model.layers.0.mlp.experts.0.up_proj.weight_scale", Dtype::F32, &[4, 1, 16, 1]);
+        let plain = names("qwen3.6-35b-a3b:layers=4", "bf16");
+        has(&plain, &format!("{layers}.0.mlp.experts.gate_up_proj"), Dtype::Bf16, &[256, 1024, 2048]);
+        has(&plain, &format!("{layers}.0.mlp.experts.down_proj"), Dtype::Bf16, &[256, 2048, 512]);
     }
 }

@@ -155,7 +155,10 @@ impl Synth {
     /// The JSON of a file's header, padded so that the data begin at a multiple of 8.
     fn header(&self, shard: &[OnDisk]) -> Result<Vec<u8>> {
         let mut map = Map::new();
-        map.insert("__metadata__".into(), json!({ "format": "pt", "made_by": format!("highwater synth {}", self.label) }));
+        map.insert(
+            "__metadata__".into(),
+            json!({ "format": "pt", "made_by": format!("highwater synth {}", self.label) }),
+        );
         let mut at = 0;
         for tensor in shard {
             let end = at + tensor.bytes();
@@ -205,10 +208,11 @@ impl Synth {
 fn write_json(path: &Path, value: &Value) -> Result<()> {
     let file = File::create_new(path).map_err(Error::io(path))?;
     let mut out = BufWriter::new(file);
-    let written = match value.get("model").is_some() {
-        // A vocabulary has a line for each token otherwise.
-        true => serde_json::to_writer(&mut out, value),
-        false => serde_json::to_writer_pretty(&mut out, value),
+    // A vocabulary would have a line for each token.
+    let written = if value.get("model").is_some() {
+        serde_json::to_writer(&mut out, value)
+    } else {
+        serde_json::to_writer_pretty(&mut out, value)
     };
     written.map_err(|e| Error::io(path)(e.into()))?;
     out.flush().map_err(Error::io(path))

@@ -8,3 +8,4 @@ mod maker;
 mod malformed;
 mod model_ref;
 mod mutations;
+mod synth;
