@@ -17,6 +17,8 @@ mod frontier;
 mod ids;
 mod inspect;
 mod journal;
+#[cfg(test)]
+mod journal_read;
 mod logits_file;
 mod once;
 mod out;

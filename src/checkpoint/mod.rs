@@ -23,7 +23,8 @@
 //! | verdict.rs | what a source says about one linear module |
 //! | model_ref.rs | [`ModelRef`]: what a user may write for a model |
 //!
-//! All but source.rs import `error` only: bytes go into a slice the caller owns.
+//! Reading imports `error` only, and schemes as values: bytes go into a slice the caller owns. source.rs, seeded.rs and
+//! synth/ know tensors, streams of random numbers and files.
 
 mod account;
 mod builtin;

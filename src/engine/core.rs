@@ -461,12 +461,12 @@ impl Engine {
                 token: None,
                 finish: None,
             };
-            if let Some(rows) = scored_rows.next_if(|p| (span.start..span.start + span.len).contains(&p.first)) {
-                if let Some((logprobs, logits)) = scored.next() {
-                    sequence.scored += rows.targets.len();
-                    record.prompt_logprobs = logprobs;
-                    record.logits = logits;
-                }
+            if let Some(rows) = scored_rows.next_if(|p| (span.start..span.start + span.len).contains(&p.first))
+                && let Some((logprobs, logits)) = scored.next()
+            {
+                sequence.scored += rows.targets.len();
+                record.prompt_logprobs = logprobs;
+                record.logits = logits;
             }
             if sequence.computed == sequence.known() {
                 if sequence.request.logits == Logits::Sampled {

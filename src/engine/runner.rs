@@ -15,7 +15,7 @@ use crate::ops::batch::Placement;
 use crate::ops::cost::Metered;
 use crate::ops::sampler::{self, SampleRow};
 use crate::ops::{Batch, Cx, Limits, Meter, Numerics, Span, StepInputs, fill};
-use crate::tensor::{Elem as _, Tensor};
+use crate::tensor::Tensor;
 
 /// Rows of logits computed at once where every row of a prompt is wanted.
 pub const LOGIT_BLOCK_ROWS: usize = 64;
@@ -115,6 +115,8 @@ impl Runner {
     /// was there before is freed first.
     pub fn allocate(&mut self, limits: Limits, pages: usize, slots: usize) -> Result<()> {
         self.pools = None;
+        // The last step's peak is kept free until the next begins; pools may take it.
+        self.device.begin_step();
         let state = cache::allocate(&self.device, &self.model.state(), pages, slots)?;
         let inputs = StepInputs::new(&self.device, limits)?;
         self.pools = Some(Pools { state, inputs });

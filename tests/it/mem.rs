@@ -2,6 +2,8 @@
 
 mod properties;
 
+use std::collections::BTreeMap;
+
 use highwater::error::Error;
 use highwater::mem::{ALIGN_BYTES, End, Layer, Owner, Pool, Report, Tag};
 
@@ -118,6 +120,41 @@ fn a_request_takes_the_hole_that_fits_best() {
         let five = pool.alloc(end, C, units(5)).unwrap();
         let near_side = |offset, bytes| depth(units(1000), end, offset, bytes);
         assert_eq!(near_side(five.offset(), units(5)), near_side(six, units(6)));
+    }
+}
+
+#[test]
+fn of_equal_holes_the_one_nearest_the_start_is_taken() {
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let mut pool = Pool::new(units(1000));
+        let mut holes = [(); 3].map(|()| {
+            let hole = pool.alloc(End::Persistent, A, units(5)).unwrap();
+            pool.alloc(End::Persistent, B, 1).map(|_guard| Some(hole)).unwrap()
+        });
+        for at in order {
+            pool.free(holes[at].take().unwrap());
+        }
+        let taken = [(); 3].map(|()| pool.alloc(End::Persistent, C, units(5)).unwrap().offset());
+        assert_eq!(taken, [0, units(6), units(12)], "freed in the order {order:?}");
+    }
+}
+
+#[test]
+fn book_keeping_does_not_grow_with_the_calls() {
+    let mut pool = Pool::new(units(1000));
+    let mut round = || {
+        pool.begin_step();
+        for end in ENDS {
+            let [a, b, c, d] = [3, 5, 7, 1].map(|n| pool.alloc(end, A, units(n)).unwrap());
+            for block in [b, a, c, d] {
+                pool.free(block);
+            }
+        }
+        format!("{pool:?}").len()
+    };
+    let first = round();
+    for _ in 0..100 {
+        assert_eq!(round(), first);
     }
 }
 
@@ -279,6 +316,24 @@ fn tags_are_the_same_by_their_letters() {
     let _a = pool.alloc(End::Arena, A, units(1)).unwrap();
     let _b = pool.alloc(End::Arena, copy, units(2)).unwrap();
     assert_eq!(pool.report().owners, [(Owner::Tag(A), units(3))]);
+}
+
+/// Many times more tags than the pool's table of recent ones has slots, each allocated twice.
+#[test]
+fn thousands_of_tags_are_told_apart() {
+    let words: Vec<&'static str> = (0..1000).map(|i| &*format!("word{i}").leak()).collect();
+    // The same address, another length.
+    let ops = words.iter().flat_map(|&word| [word, &word[..4]]).take(6);
+    let pairs = ops.flat_map(|op| words.iter().map(move |&buffer| (op, buffer)));
+    let layers = [Layer::Gdn, Layer::Mlp];
+    let tags: Vec<Tag> = pairs.flat_map(|(op, buffer)| layers.map(|layer| Tag::new(layer, op, buffer))).collect();
+    let mut pool = Pool::new(1 << 40);
+    let mut expected = BTreeMap::new();
+    for i in (0..tags.len()).chain((0..tags.len()).rev()) {
+        let _block = pool.alloc(End::Arena, tags[i], units(i as u64)).unwrap();
+        *expected.entry(Owner::Tag(tags[i])).or_insert(0) += units((i as u64).max(1));
+    }
+    assert_eq!(pool.report().owners.into_iter().collect::<BTreeMap<_, _>>(), expected);
 }
 
 #[test]

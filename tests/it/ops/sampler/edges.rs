@@ -432,7 +432,7 @@ fn no_legal_batch_needs_more_than_the_upper_bound() {
         let logits = kit.empty(DType::F32, &[limits.batch, vocab]);
         let bound = kit.measured(|cx| sampler::sample(cx, &logits, &greedy, vocab).unwrap()).transient_peak;
         kit.bound = None;
-        let rows: Vec<SampleRow> = (0..1 + words.below(limits.batch))
+        let rows: Vec<SampleRow> = (0..=words.below(limits.batch))
             .map(|i| {
                 let prompt = words.below(limits.context.min(vocab) + 1);
                 let output = (limits.context - prompt).min(vocab);
