@@ -418,3 +418,59 @@ fn input_scale_of(part: &Part) -> Result<f32> {
         supported: "each expert with its own, or none with any".to_owned(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::scheme::{ActScheme, Global};
+
+    const BLOCKS: Scheme = Scheme::Fp8(Grain::Block);
+    const NVFP4: Scheme = Scheme::Nvfp4(Global::Divides);
+    const BF16: Scheme = Scheme::Plain(DType::Bf16);
+
+    fn part(rows: usize, scheme: Scheme, act: ActScheme, input_scale: Option<f32>) -> Part {
+        Part { module: String::new(), rows, verdict: Verdict { scheme, act, input_scale } }
+    }
+
+    fn runs_of(parts: &[(usize, Scheme, ActScheme, Option<f32>)]) -> Vec<Range<usize>> {
+        runs(&parts.iter().map(|&(rows, scheme, act, scale)| part(rows, scheme, act, scale)).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn neighbours_that_are_stored_alike_and_want_the_same_input_fuse() {
+        use ActScheme::{Fp8Group, Fp8Token, None as Unquantised, Nvfp4};
+        let f32s = Scheme::Plain(DType::F32);
+        let channel = Scheme::Fp8(Grain::Channel);
+        let cases = [
+            (vec![(7, BF16, Unquantised, None), (9, f32s, Unquantised, None)], vec![0..2]),
+            (vec![(7, NVFP4, Nvfp4, Some(2.0)), (9, NVFP4, Nvfp4, Some(2.0))], vec![0..2]),
+            (vec![(7, NVFP4, Nvfp4, Some(2.0)), (9, NVFP4, Nvfp4, Some(3.0))], vec![0..1, 1..2]),
+            (vec![(7, NVFP4, Nvfp4, Some(2.0)), (9, NVFP4, Unquantised, None)], vec![0..1, 1..2]),
+            (vec![(7, channel, Fp8Token, None), (9, BF16, Unquantised, None)], vec![0..1, 1..2]),
+            (
+                vec![(7, channel, Fp8Token, None), (3, channel, Fp8Token, None), (3, BLOCKS, Fp8Group, None)],
+                vec![0..2, 2..3],
+            ),
+            (
+                vec![(7, Scheme::Nvfp4(Global::Multiplies), Unquantised, None), (7, NVFP4, Unquantised, None)],
+                vec![0..1, 1..2],
+            ),
+        ];
+        for (parts, want) in cases {
+            assert_eq!(runs_of(&parts), want, "{parts:?}");
+        }
+    }
+
+    #[test]
+    fn blocks_fuse_where_each_part_but_the_last_is_whole_or_all_are_of_one_size() {
+        let of = |rows: &[usize]| {
+            runs_of(&rows.iter().map(|&rows| (rows, BLOCKS, ActScheme::Fp8Group, None)).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[256, 128, 128]), [0..3]);
+        assert_eq!(of(&[256, 128, 5]), [0..3]);
+        assert_eq!(of(&[192, 192]), [0..2]);
+        assert_eq!(of(&[192, 256]), [0..1, 1..2]);
+        assert_eq!(of(&[256, 5, 5]), [0..2, 2..3]);
+        assert_eq!(of(&[5, 5, 5, 256]), [0..3, 3..4]);
+    }
+}
