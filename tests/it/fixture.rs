@@ -8,7 +8,7 @@ use std::sync::Arc;
 use highwater::checkpoint::{Checkpoint, Source};
 use highwater::device::{Device, DeviceSpec, cards};
 use highwater::engine::{Engine, Fault, Finish, KvBudget, Logits, Options, Policy, Request, RequestId};
-use highwater::ops::{Limits, Numerics};
+use highwater::ops::{ActQuant, Limits, Numerics};
 use safetensors::SafeTensors;
 
 /// The bf16 and fp32 cases.
@@ -22,6 +22,25 @@ pub const CASES: [&str; 8] = [
     "moe_vl_bf16",
     "moe_vl_fused_bf16",
 ];
+
+/// The quantised cases, with the golden set that has the peer's activation quantisation, where there is one.
+pub const QUANTISED: [(&str, Option<&str>); 12] = [
+    ("ct_dense_nvfp4", Some("fp32_actq")),
+    ("ct_fp8_block", Some("fp32_actq")),
+    ("ct_fp8_dynamic", Some("fp32_actq")),
+    ("ct_fp8_static", Some("fp32_actq")),
+    ("ct_mfree_ignore_re", Some("fp32_actq")),
+    ("ct_mixed_lmhead_fp8", Some("fp32_actq")),
+    ("ct_nvfp4", Some("fp32_actq")),
+    ("ct_nvfp4a16", None),
+    ("hf_fp8_block", None),
+    ("mo_fp8", Some("fp32_peer")),
+    ("mo_fp8_pc_pt", Some("fp32_peer")),
+    ("mo_mixed", None),
+];
+
+/// f32 arithmetic, inputs of quantised layers left as they are: what the `fp32` goldens were computed in.
+pub const F32_WEIGHTS_ONLY: Numerics = Numerics { act_quant: ActQuant::Off, ..Numerics::F32 };
 
 /// Lengths of each case's prompts.
 pub const PROMPTS: [usize; 6] = [1, 7, 64, 65, 130, 200];
