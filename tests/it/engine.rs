@@ -40,7 +40,11 @@ fn any_cut_of_a_prompt_gives_the_logits_of_one_shot() {
                         continue;
                     }
                     worst = worst.max(d);
-                    assert!(d <= CUT_BOUND, "{case}: row {row} of prompt.{} in pieces of {budget}: {d:.2e}", prompt.len());
+                    assert!(
+                        d <= CUT_BOUND,
+                        "{case}: row {row} of prompt.{} in pieces of {budget}: {d:.2e}",
+                        prompt.len()
+                    );
                 }
             }
         }
@@ -71,7 +75,8 @@ fn batched_equals_alone_bit_for_bit() {
         for order in orders {
             let batched = together(case, 512, &order);
             for (n, got) in batched {
-                let alone = sampled_logits(&mut engine(case, options(Numerics::F32, 512, 1)), golden(case).prompt(n), 5);
+                let alone =
+                    sampled_logits(&mut engine(case, options(Numerics::F32, 512, 1)), golden(case).prompt(n), 5);
                 assert_eq!(got.tokens, alone.tokens, "{case}: prompt.{n}");
                 let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                 assert!(bits(&got.logits) == bits(&alone.logits), "{case}: prompt.{n}: logits differ");
@@ -107,7 +112,8 @@ fn samples_the_last_row(options: Options) -> Result<(), String> {
     let golden = golden(case);
     let mut judge = engine(case, Options { fault: None, ..options });
     let vocab = judge.runner().model().geometry().vocab;
-    let argmax = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a))).unwrap() as u32;
+    let argmax =
+        |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a))).unwrap() as u32;
     let mut want = HashMap::new();
     for n in [7, 64, 65] {
         let logits = all_logits(&mut judge, golden.prompt(n));
@@ -127,8 +133,7 @@ fn samples_the_last_row(options: Options) -> Result<(), String> {
             return Err(format!("prompt.{n} alone: token {got}, the last row says {}", want[&n]));
         }
     }
-    let ids: Vec<_> =
-        [65, 7, 64].map(|n| (n, engine.submit(Request::greedy(golden.prompt(n), 1)).unwrap())).to_vec();
+    let ids: Vec<_> = [65, 7, 64].map(|n| (n, engine.submit(Request::greedy(golden.prompt(n), 1)).unwrap())).to_vec();
     let all = drain(&mut engine);
     for (n, id) in ids {
         let got = token(&all[&id])?;
@@ -283,7 +288,10 @@ fn requests_that_can_never_be_served_are_refused_with_the_numbers() {
 #[test]
 fn output_is_cut_to_the_context_and_stop_ids_end_it() {
     let golden = golden("dense_bf16");
-    let mut engine = engine("dense_bf16", Options { limits: Limits { step_tokens: 64, batch: 1, context: 70 }, ..options(Numerics::F32, 64, 1) });
+    let mut engine = engine(
+        "dense_bf16",
+        Options { limits: Limits { step_tokens: 64, batch: 1, context: 70 }, ..options(Numerics::F32, 64, 1) },
+    );
     let got = run(&mut engine, Request::greedy(golden.prompt(65), 100));
     assert_eq!((got.tokens.len(), got.finish), (5, Some(Finish::Length)));
     let want = &golden.ints["fp32/greedy.7"];

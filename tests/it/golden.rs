@@ -1,8 +1,8 @@
 //! The whole model against logits that transformers computed from the same weights.
 
+use highwater::engine::{Logits, Request};
 use highwater::mem::Layer;
 use highwater::ops::{Cx, Meter, Numerics};
-use highwater::engine::{Logits, Request};
 use highwater::tensor::Tensor;
 
 use crate::fixture::{CASES, PROMPTS, all_logits, distance, engine, golden, options, row_distances, sampled_logits};
@@ -59,7 +59,8 @@ fn f32_hidden_states_are_the_golden_ones_layer_by_layer() {
         // The golden's last entry is after the final norm.
         let runner = engine.runner();
         let meter = Meter::default();
-        let cx = Cx { device: runner.device(), numerics: Numerics::F32, layer: Layer::Head, bound: None, meter: &meter };
+        let cx =
+            Cx { device: runner.device(), numerics: Numerics::F32, layer: Layer::Head, bound: None, meter: &meter };
         let mut last = cx.activation("test", "last", &[65, hidden]).unwrap();
         last.host_mut::<f32>().unwrap().copy_from_slice(&seen[layers].1);
         let normed = runner.model().final_norm(&cx, &last).unwrap();

@@ -45,7 +45,9 @@ fn the_bare_sweep_measures_tiny_here_and_plans_the_usual_models() {
     let begun = Instant::now();
     let text = ok(&["sweep", "--out", &out]);
     assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
-    for word in ["qwen3.5-4b", "qwen3.5-9b", "qwen3.6-27b", "qwen3.6-35b-a3b", "does not fit", "TPOT: time per output token"] {
+    for word in
+        ["qwen3.5-4b", "qwen3.5-9b", "qwen3.6-27b", "qwen3.6-35b-a3b", "does not fit", "TPOT: time per output token"]
+    {
         assert!(text.contains(word), "{word} is missing in:\n{text}");
     }
     let rows = rows(&out);
@@ -85,8 +87,22 @@ fn cpu_and_plan_rows_of_a_sweep_have_the_same_bytes() {
         let out = path(dir.path(), device);
         let model = folder("moe_bf16").display().to_string();
         ok(&[
-            "sweep", &model, "--device", device, "--card", "rtx-5090", "--axis", "chunk=16,100", "--axis", "batch=1,3",
-            "--axis", "depth=0,70", "--output", "3", "--out", &out,
+            "sweep",
+            &model,
+            "--device",
+            device,
+            "--card",
+            "rtx-5090",
+            "--axis",
+            "chunk=16,100",
+            "--axis",
+            "batch=1,3",
+            "--axis",
+            "depth=0,70",
+            "--output",
+            "3",
+            "--out",
+            &out,
         ]);
         rows(&out)
     };
@@ -94,9 +110,23 @@ fn cpu_and_plan_rows_of_a_sweep_have_the_same_bytes() {
     assert_eq!(cpu.len(), 8);
     for (a, b) in cpu.iter().zip(&plan) {
         for column in [
-            "chunk", "batch", "depth", "status", "weights_bytes", "kv_bytes", "state_bytes", "inputs_bytes",
-            "resident_bytes", "transient_peak_bytes", "prefill_transient_bytes", "decode_transient_bytes", "free_bytes",
-            "fragmentation_bytes", "largest_block_bytes", "largest_block_tag", "owners",
+            "chunk",
+            "batch",
+            "depth",
+            "status",
+            "weights_bytes",
+            "kv_bytes",
+            "state_bytes",
+            "inputs_bytes",
+            "resident_bytes",
+            "transient_peak_bytes",
+            "prefill_transient_bytes",
+            "decode_transient_bytes",
+            "free_bytes",
+            "fragmentation_bytes",
+            "largest_block_bytes",
+            "largest_block_tag",
+            "owners",
         ] {
             assert_eq!(a[column], b[column], "{column} of chunk {} batch {}", a["chunk"], a["batch"]);
         }
@@ -155,7 +185,10 @@ fn logits_of_every_fixture_are_the_golden_ones() {
             let logits = file.tensor("logits").unwrap();
             let got: Vec<f32> = logits.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
             let want = &golden.floats[name];
-            assert_eq!(logits.shape(), [if rows == "all" { 65 } else { 1 }, want.len() / if rows == "all" { 65 } else { 1 }]);
+            assert_eq!(
+                logits.shape(),
+                [if rows == "all" { 65 } else { 1 }, want.len() / if rows == "all" { 65 } else { 1 }]
+            );
             assert!(distance(&got, want) <= 1e-3, "{case}, {rows}");
         }
     }
@@ -174,10 +207,13 @@ fn generate_prints_the_golden_tokens() {
 #[test]
 fn plan_says_whether_it_fits_and_what_it_bounds() {
     let begun = Instant::now();
-    let text = ok(&["plan", "qwen3.6-27b@bf16", "--card", "h200", "--chunk", "8192", "--batch", "8", "--context", "32768"]);
+    let text =
+        ok(&["plan", "qwen3.6-27b@bf16", "--card", "h200", "--chunk", "8192", "--batch", "8", "--context", "32768"]);
     // A second on a release build; test builds are not that.
     assert!(begun.elapsed().as_secs_f64() < 10.0);
-    for word in ["verdict: fits if overhead <= ", "weights", "53797294336", "floor", "measured -", "largest chunk that fits"] {
+    for word in
+        ["verdict: fits if overhead <= ", "weights", "53797294336", "floor", "measured -", "largest chunk that fits"]
+    {
         assert!(text.contains(word), "{word} is missing in:\n{text}");
     }
     let text = ok(&["plan", "qwen3.5-9b", "--card", "rtx-4060-ti-16g"]);

@@ -3,13 +3,13 @@
 use highwater::checkpoint::{ModelRef, Source};
 use highwater::device::Device;
 use highwater::engine::{Engine, Fault, KvBudget, Options, Policy, Request, Runner, sizing};
+use highwater::engine::{PromptRows, StepPlan, runner::SampledRow};
 use highwater::error::Error;
 use highwater::mem::Report;
 use highwater::num::DType;
 use highwater::ops::batch::{PAGE_TOKENS, Placement};
 use highwater::ops::sampler::SampleRow;
 use highwater::ops::{Limits, Numerics, Span};
-use highwater::engine::{PromptRows, StepPlan, runner::SampledRow};
 use rand::{RngExt, SeedableRng};
 
 use crate::fixture::{CASES, SLAB, card, golden, options, source};
@@ -86,7 +86,8 @@ fn random_step(rng: &mut rand_chacha::ChaCha8Rng, limits: Limits) -> StepPlan {
         } else {
             let most = left.min(limits.context);
             // Short pieces are as likely as long ones: many short prompts are a worst case of their own.
-            let len = if rng.random_bool(0.5) { rng.random_range(1..=most) } else { rng.random_range(1..=most.min(70)) };
+            let len =
+                if rng.random_bool(0.5) { rng.random_range(1..=most) } else { rng.random_range(1..=most.min(70)) };
             (len, if rng.random_bool(0.5) { 0 } else { rng.random_range(0..=limits.context - len) })
         };
         plan.decodes += usize::from(decode);
@@ -124,7 +125,8 @@ fn ten_thousand_legal_schedules_stay_under_the_planned_arena() {
         ("qwen3.6-35b-a3b:layers=4", "rtx-4060-ti-16g", Limits { step_tokens: 4096, batch: 4, context: 3000 }),
     ] {
         let source = ModelRef::parse(model).unwrap().open(0).unwrap();
-        let sizing = sizing::size(&card(name), 80 << 30, &source, Numerics::BF16, limits, KvBudget::Tokens(64)).unwrap();
+        let sizing =
+            sizing::size(&card(name), 80 << 30, &source, Numerics::BF16, limits, KvBudget::Tokens(64)).unwrap();
         let device = Device::plan(card(name), 1 << 40);
         let mut runner = Runner::load(&device, &source, Numerics::BF16, &mut |_, _| {}).unwrap();
         runner.allocate(limits, sizing.pages as usize, sizing.slots as usize).unwrap();

@@ -153,8 +153,11 @@ fn every_op_has_its_reference_and_its_tests() {
 #[test]
 fn every_kernel_has_its_op_reference_and_tests() {
     for kernel in stems("kernels") {
-        for twin in [format!("src/ops/{kernel}.rs"), format!("src/ops/reference/{kernel}.rs"), format!("tests/it/ops/{kernel}.rs")]
-        {
+        for twin in [
+            format!("src/ops/{kernel}.rs"),
+            format!("src/ops/reference/{kernel}.rs"),
+            format!("tests/it/ops/{kernel}.rs"),
+        ] {
             assert!(root().join(&twin).is_file(), "kernels/{kernel}.cu has no {twin}");
         }
     }
@@ -203,7 +206,9 @@ fn no_test_is_ignored() {
 
 #[test]
 fn the_top_level_is_the_card_s() {
-    for name in ["Cargo.toml", "src", "benches", "harness", "results", "tests", "README.md", "ARCHITECTURE.md", "CHANGELOG.md"] {
+    for name in
+        ["Cargo.toml", "src", "benches", "harness", "results", "tests", "README.md", "ARCHITECTURE.md", "CHANGELOG.md"]
+    {
         assert!(root().join(name).exists(), "{name} is missing at the top level");
     }
     assert!(!root().join("build.rs").exists(), "no build script: a machine without CUDA builds everything");
