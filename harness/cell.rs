@@ -14,11 +14,10 @@ use highwater::ops::batch::PAGE_TOKENS;
 use highwater::ops::cost::step_floor_seconds;
 
 use crate::axis::Cell;
-use crate::progress::Progress;
 use crate::record::{Owner, Row};
 use crate::stats::Summary;
 use crate::sweep::Runner;
-use crate::target::{Kind, Model, Place, Values};
+use crate::target::{Kind, Model, Place, Values, load};
 
 /// Timed repetitions of a cell after one that is not timed.
 const REPETITIONS: usize = 3;
@@ -91,25 +90,18 @@ impl EngineRunner {
 
     /// The engine with this cell's pools, loaded if there is none.
     fn engine(&mut self, options: Options) -> Result<&mut Engine> {
-        match &mut self.engine {
-            Some(engine) => engine.resize(options)?,
-            None => {
-                let bar = Progress::bytes(0);
-                bar.doing("loading");
-                let mut shown = 0;
-                let loaded = Engine::load(&self.place.device()?, self.model.open()?, options, &mut |done, total| {
-                    bar.length(total);
-                    bar.advance(done.saturating_sub(shown));
-                    shown = done;
-                });
-                bar.finish();
-                self.engine = Some(loaded?);
+        let engine = match self.engine.take() {
+            Some(mut engine) => {
+                // Cells that do not fit leave the engine as it was.
+                if let Err(error) = engine.resize(options) {
+                    self.engine = Some(engine);
+                    return Err(error);
+                }
+                engine
             }
-        }
-        match &mut self.engine {
-            Some(engine) => Ok(engine),
-            None => unreachable!("loaded above"),
-        }
+            None => load(&self.place, self.model.open()?, options)?,
+        };
+        Ok(self.engine.insert(engine))
     }
 }
 
@@ -170,7 +162,7 @@ impl Work {
     fn ids(&self, i: u64, decodable: usize) -> Vec<u32> {
         let key = philox::stream_key(self.seed, &format!("prompt.{i}"));
         (0..self.prompt as u32)
-            .map(|at| (u64::from(philox::philox4x32(key, [at, 0, 0, 0])[0]) * decodable as u64 >> 32) as u32)
+            .map(|at| ((u64::from(philox::philox4x32(key, [at, 0, 0, 0])[0]) * decodable as u64) >> 32) as u32)
             .collect()
     }
 }

@@ -92,7 +92,7 @@ pub(crate) fn edges(
             Edge::Largest(chunk) => (chunk, Some(chunk + STEP_TOKENS)),
             Edge::Beyond(chunk) => (chunk, None),
         };
-        let beyond = next.map(|chunk| plan(chunk)).transpose()?.and_then(|row| row.oom_tag);
+        let beyond = next.map(&mut plan).transpose()?.and_then(|row| row.oom_tag);
         answers.push(Answer { edge, row: plan(at)?, beyond });
     }
     Ok(answers)
@@ -109,7 +109,7 @@ pub(crate) fn places(names: &[String], vram: Option<u64>) -> Result<Vec<Place>, 
 /// `frontier`.
 pub(crate) fn frontier(args: &FrontierArgs) -> Result<(), Failure> {
     let values = Values::of(&args.numerics, DType::Bf16)?;
-    let grid = Grid::new(&args.axes).map_err(Failure::usage)?;
+    let grid = Grid::new(&args.axes).map_err(|e| Failure::usage(&e))?;
     let mut batches: Vec<u64> = grid.cells().iter().map(|c| c.batch).collect();
     batches.dedup();
     let model = Model { text: args.model.clone(), seed: args.numerics.seed };

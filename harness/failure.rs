@@ -27,14 +27,8 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
 
 impl Failure {
     /// A mistake of the command line that was found after it was read.
-    pub(crate) fn usage(error: anyhow::Error) -> Failure {
+    pub(crate) fn usage(error: &anyhow::Error) -> Failure {
         Error::Request { param: "--axis", what: format!("{error:#}") }.into()
-    }
-
-    /// Replaces what the user is told to do.
-    pub(crate) fn with_help(mut self, help: impl Into<String>) -> Failure {
-        self.help = Some(help.into());
-        self
     }
 
     /// 2 where the request itself is wrong, else 1.
@@ -101,7 +95,6 @@ mod tests {
         let text = Failure::from(Error::from(oom)).render();
         assert!(text.starts_with("error: out of memory: logits needs 2 B"), "{text}");
         assert!(text.lines().last().unwrap().starts_with("help: lower --chunk"), "{text}");
-        assert!(Failure::from(io()).with_help("look again").render().ends_with("\nhelp: look again\n"));
     }
 
     #[test]

@@ -5,16 +5,13 @@
 //! the CSV has the same rows for spreadsheets. An earlier sweep in the folder is never overwritten.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
 use crate::definitions;
-use crate::record::{JSONL_ONLY, Row, SCHEMA, owners_text};
-
-/// Longest line read back: far above any row, and a bound on what a broken file makes us hold.
-const MAX_LINE_BYTES: u64 = 64 << 20;
+use crate::record::{JSONL_ONLY, Row, owners_text};
 
 /// Open files of a running sweep.
 #[derive(Debug)]
@@ -87,63 +84,11 @@ fn csv_fields(row: &Row) -> Result<Vec<String>> {
     Ok(fields.iter().filter(|(name, _)| !JSONL_ONLY.contains(&name.as_str())).map(|(_, value)| text(value)).collect())
 }
 
-/// Rows read back, and whether the last line was torn by a crash while it was written.
-#[derive(Debug)]
-pub(crate) struct Rows {
-    /// Every complete row.
-    pub(crate) rows: Vec<Row>,
-    /// Whether the file ends in the middle of a row.
-    pub(crate) torn: bool,
-}
-
-/// The rows of a JSONL file. Only its last line may be incomplete.
-pub(crate) fn read_jsonl(path: &Path) -> Result<Rows> {
-    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    let mut reader = BufReader::new(file);
-    let mut read = Rows { rows: Vec::new(), torn: false };
-    for number in 1usize.. {
-        let at = || format!("{} line {number}", path.display());
-        let mut line = Vec::new();
-        reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line).with_context(at)?;
-        if line.is_empty() {
-            break;
-        }
-        if line.last() != Some(&b'\n') {
-            ensure!((line.len() as u64) < MAX_LINE_BYTES, "{}: longer than {MAX_LINE_BYTES} bytes", at());
-            read.torn = true;
-            break;
-        }
-        if line.iter().all(u8::is_ascii_whitespace) {
-            continue;
-        }
-        let row: Row = serde_json::from_slice(&line).with_context(at)?;
-        check_schema(&row).with_context(at)?;
-        read.rows.push(row);
-    }
-    Ok(read)
-}
-
-/// The rows of a CSV file. It holds no samples.
-pub(crate) fn read_csv(path: &Path) -> Result<Vec<Row>> {
-    let mut reader = csv::Reader::from_path(path).with_context(|| format!("cannot open {}", path.display()))?;
-    let mut rows = Vec::new();
-    for row in reader.deserialize() {
-        let at = || format!("{} row {}", path.display(), rows.len() + 1);
-        let row: Row = row.with_context(at)?;
-        check_schema(&row).with_context(at)?;
-        rows.push(row);
-    }
-    Ok(rows)
-}
-
-fn check_schema(row: &Row) -> Result<()> {
-    ensure!(row.schema == SCHEMA, "the row has schema {} and this build reads schema {SCHEMA}", row.schema);
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal_read::{read_csv, read_jsonl};
+    use crate::record::SCHEMA;
     use crate::record::tests::ok_row;
     use crate::record::{Owner, Status};
 

@@ -16,6 +16,8 @@ mod failure;
 mod frontier;
 mod ids;
 mod journal;
+#[cfg(test)]
+mod journal_read;
 mod logits_file;
 mod once;
 mod out;

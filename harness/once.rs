@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::logits_file::LogitsFile;
 use crate::out::print;
 use crate::progress::Progress;
-use crate::target::{Kind, Model, Place, Values};
+use crate::target::{Kind, Model, Place, Values, load};
 
 /// A loaded engine with one request in it.
 fn one_request(
@@ -40,16 +40,7 @@ fn one_request(
     if place.kind == Kind::Plan {
         return Err(Error::NoData { what: "the logits of a planned run".into() }.into());
     }
-    let bar = Progress::bytes(0);
-    bar.doing("loading");
-    let mut shown = 0;
-    let engine = Engine::load(&place.device()?, source, options, &mut |done, total| {
-        bar.length(total);
-        bar.advance(done.saturating_sub(shown));
-        shown = done;
-    });
-    bar.finish();
-    let mut engine = engine?;
+    let mut engine = load(place, source, options)?;
     engine.submit(request)?;
     Ok(engine)
 }

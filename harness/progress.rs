@@ -43,6 +43,7 @@ impl Progress {
     }
 
     /// How far it is.
+    #[cfg(test)]
     pub(crate) fn position(&self) -> u64 {
         self.bar.position()
     }

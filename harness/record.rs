@@ -37,6 +37,7 @@ pub(crate) enum Status {
 
 impl Status {
     /// Every status.
+    #[cfg(test)]
     pub(crate) const ALL: [Status; 8] = [
         Status::Ok,
         Status::Oom,

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use highwater::checkpoint::Source;
 use highwater::error::{Error, mib};
 use highwater::num::DType;
@@ -28,6 +28,8 @@ const USUAL_PLANS: [(&[&str], &[&str]); 2] = [
     (&["qwen3.5-4b@bf16", "qwen3.5-9b@bf16"], &["rtx-4060-ti-16g", "rtx-4090", "rtx-5090"]),
     (&["qwen3.6-27b@bf16", "qwen3.6-35b-a3b@bf16"], &["h100", "h200"]),
 ];
+/// Axes of the tiny model's grid before those plans.
+const TINY_AXES: [&str; 3] = ["chunk=16,64,256", "batch=1,4", "depth=0,128"];
 /// Context of those plans.
 const USUAL_CONTEXT: u64 = 8192;
 /// Batches of those plans.
@@ -37,47 +39,38 @@ const USUAL_CHUNKS: u64 = 1 << 16;
 
 /// `sweep`.
 pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
-    let provenance = Provenance::gather();
-    let out = args.out.clone().unwrap_or_else(|| Path::new("highwater-out").join(&provenance.run));
-    let mut journal = Journal::create(&out)?;
+    let place = Place::of(&args.target)?;
     let values = Values::of(&args.numerics, DType::Bf16)?;
     let workload =
         Workload { prompt: args.prompt, output: args.output, kv_tokens: args.target.budget.kv_tokens, context: None };
-    let mut rows = Vec::new();
-    let mut drawn = 0;
-    match &args.model {
-        Some(text) => {
-            let place = Place::of(&args.target)?;
-            let axes_grid = Grid::new(&args.axes).map_err(Failure::usage)?;
-            let model = Model { text: text.clone(), seed: args.numerics.seed };
-            rows.extend(grid_rows(&model, &place, values, &workload, &axes_grid, &provenance, &mut journal)?);
-        }
-        None => {
-            let axes = if args.axes.is_empty() {
-                ["chunk=16,64,256", "batch=1,4", "depth=0,128"].iter().map(|a| a.parse()).collect::<Result<_>>()?
-            } else {
-                args.axes.clone()
-            };
-            let tiny = Model { text: "tiny@bf16".into(), seed: args.numerics.seed };
-            let place = Place::of(&args.target)?;
-            let axes_grid = Grid::new(&axes).map_err(Failure::usage)?;
-            rows.extend(grid_rows(&tiny, &place, values, &workload, &axes_grid, &provenance, &mut journal)?);
-            drawn = rows.len();
-            print(&sweep_table(&rows).text())?;
-            print("\n")?;
-            let (planned, fits) = usual_plans(values, &provenance, &mut journal)?;
-            print("Planned without a GPU: the largest prefill chunk (tokens) that fits, ")?;
-            print(&format!("each sequence holding {USUAL_CONTEXT} tokens\n"))?;
-            print(&fits.text())?;
-            rows.extend(planned);
-        }
-    }
-    if args.model.is_some() {
-        drawn = rows.len();
-        print(&sweep_table(&rows).text())?;
+    let axes = if args.model.is_none() && args.axes.is_empty() {
+        TINY_AXES.iter().map(|axis| axis.parse()).collect::<Result<_>>()?
+    } else {
+        args.axes.clone()
+    };
+    let grid = Grid::new(&axes).map_err(|e| Failure::usage(&e))?;
+    let text = args.model.clone().unwrap_or_else(|| "tiny@bf16".into());
+    let model = Model { text, seed: args.numerics.seed };
+
+    let provenance = Provenance::gather();
+    let out = args.out.clone().unwrap_or_else(|| Path::new("highwater-out").join(&provenance.run));
+    let mut journal = Journal::create(&out)?;
+    let mut rows = grid_rows(&model, &place, values, &workload, &grid, &provenance, &mut journal)?;
+    // Pictures are of grids; the usual plans are a table.
+    let drawn = rows.len();
+    print(&sweep_table(&rows).text())?;
+    if args.model.is_none() {
+        let (planned, fits) = usual_plans(values, &provenance, &mut journal)?;
+        let file = out.join("fits.md");
+        std::fs::write(&file, fits.markdown()).with_context(|| format!("cannot write {}", file.display()))?;
+        print(&format!(
+            "\nPlanned without a GPU: the largest prefill chunk (tokens) that fits, each sequence holding {USUAL_CONTEXT} \
+             tokens\n{}",
+            fits.text()
+        ))?;
+        rows.extend(planned);
     }
     print(&format!("\n{}\n", sweep_definitions()))?;
-    // Pictures are of grids; the usual plans are a table.
     let pictures = charts::write(&rows[..drawn], &out)?;
     let mut files = format!("{}: sweep.csv, sweep.jsonl", out.display());
     for picture in &pictures {

@@ -84,7 +84,7 @@ pub(crate) fn failures(rows: &[Row]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::{read_csv, read_jsonl};
+    use crate::journal_read::{read_csv, read_jsonl};
     use crate::record::tests::ok_row;
     use highwater::error::OutOfMemory;
 

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use anyhow::Result;
 use highwater::checkpoint::{ModelRef, Source};
 use highwater::device::{Device, DeviceSpec, cards};
-use highwater::engine::Fault;
+use highwater::engine::{Engine, Fault, Options};
 use highwater::error::Error;
 use highwater::num::DType;
 use highwater::ops;
 
 use crate::cli::{self, DeviceChoice};
+use crate::progress::Progress;
 use crate::record::{METHOD, Row, SCHEMA};
 
 /// Where a cell runs.
@@ -118,6 +119,7 @@ impl Values {
                 logits: dtype(flags.logits),
                 state: dtype(flags.state),
                 kv: activations,
+                act_quant: ops::ActQuant::Checkpoint,
             },
             fault: flags.fault.as_deref().map(Fault::parse).transpose()?,
         })
@@ -129,6 +131,21 @@ fn dtype(flag: cli::Dtype) -> DType {
         cli::Dtype::F32 => DType::F32,
         cli::Dtype::Bf16 => DType::Bf16,
     }
+}
+
+/// Loads an engine, with a bar that shows how far it is.
+pub(crate) fn load(place: &Place, source: Source, options: Options) -> Result<Engine, Error> {
+    let device = place.device()?;
+    let bar = Progress::bytes(0);
+    bar.doing("loading");
+    let mut shown = 0;
+    let engine = Engine::load(&device, source, options, &mut |done, total| {
+        bar.length(total);
+        bar.advance(done.saturating_sub(shown));
+        shown = done;
+    });
+    bar.finish();
+    engine
 }
 
 /// A row with the columns that a model, its place and its types decide.

@@ -219,6 +219,11 @@ pub struct Rows<'a, T> {
 }
 
 impl<'a, T> Rows<'a, T> {
+    /// Dense rows of `cols` elements.
+    pub fn dense(data: &'a [T], cols: usize) -> Rows<'a, T> {
+        Rows { data, from: 0, cols, pitch: cols }
+    }
+
     /// Row `i`.
     #[inline]
     pub fn row(&self, i: usize) -> &'a [T] {

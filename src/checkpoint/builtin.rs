@@ -173,7 +173,7 @@ fn unknown(name: &str) -> Error {
     let hint = nearest.map_or_else(String::new, |(_, n)| format!("did you mean {n}? "));
     Error::Unsupported {
         what: format!("geometry \"{}\"", shown(name)),
-        supported: format!("{hint}Built in are {known}"),
+        supported: format!("{hint}built in are {known}"),
     }
 }
 

@@ -19,7 +19,7 @@
 //! | verdict.rs | what a source says about one linear module |
 //! | model_ref.rs | [`ModelRef`]: what a user may write for a model |
 //!
-//! Imports `error` only. A device, an arena or a kernel has no place here: bytes go into a slice the caller owns.
+//! All but source.rs import `error` only: bytes go into a slice the caller owns.
 
 mod account;
 mod builtin;

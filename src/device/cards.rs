@@ -105,7 +105,8 @@ static CARDS: [DeviceSpec; 16] = [
     // ECC on; it costs no capacity (HBM).
     card("h100", "NVIDIA H100 80GB HBM3", Arch::Sm90a, 132,
         85_017_493_504, rates(3350.0, 989.5, 1979.0, 67.0)),
-    // PyTorch and CuPy, Linux: exact bytes; 139.72 GiB also seen. ECC on; it costs no capacity (HBM).
+    // cuDeviceTotalMem, driver 580.159.04, read here 2026-11-30; a bare context took 552,402,944 B of it. ECC on (HBM: it
+    // costs no capacity); 139.72 GiB also seen.
     card("h200", "NVIDIA H200", Arch::Sm90a, 132,
         150_109_880_320, rates(4800.0, 989.5, 1979.0, 67.0)),
     // PyTorch, Linux, ECC on: exact bytes; 182620 and, on driver 595, 182624 MiB also seen. Rates: HGX, 1000 W.
@@ -158,7 +159,7 @@ fn unknown(name: &str, wanted: &str) -> Error {
     }
     let names: Vec<&str> = std::iter::once(HOST).chain(CARDS.iter().map(|card| card.name)).collect();
     let hint = nearest(wanted, &names).map(|name| format!("did you mean {name}? ")).unwrap_or_default();
-    let what = format!("no card is called {shown:?}; {hint}Names: {}", names.join(", "));
+    let what = format!("no card is called {shown:?}; {hint}the names are {}", names.join(", "));
     Error::Request { param: "--card", what }
 }
 
@@ -250,7 +251,7 @@ mod tests {
             let what = message(written);
             assert!(what.contains(&format!("did you mean {suggestion}?")), "{what}");
             assert!(what.contains(&format!("{written:?}")), "{what}");
-            assert!(what.contains("Names: host, rtx-3090,") && what.ends_with("b200"), "{what}");
+            assert!(what.contains("the names are host, rtx-3090,") && what.ends_with("b200"), "{what}");
         }
     }
 

@@ -24,7 +24,7 @@ const ENDLESS_BYTES: u64 = 1 << 60;
 pub enum KvBudget {
     /// Room for so many tokens, so that a change elsewhere cannot hide in it.
     Tokens(u64),
-    /// What everything else leaves.
+    /// What everything else leaves, at most what all sequences can use.
     Fill,
 }
 
@@ -133,9 +133,14 @@ pub fn size(
     let device = Device::plan(spec.clone(), ENDLESS_BYTES);
     let mut endless = Runner::load(&device, source, numerics, &mut |_, _| {})?;
     let sizing = divide(&mut endless, slab, limits, kv)?;
-    if sizing.total() <= slab && sizing.kv_tokens >= minimum_kv_tokens(kv) {
+    if sizing.total() <= slab && sizing.kv_tokens >= minimum_kv_tokens(kv, limits) {
         return Ok(sizing);
     }
+    let sizing = match kv {
+        // What it takes at least, not what would be left of it.
+        KvBudget::Fill => divide(&mut endless, slab, limits, KvBudget::Tokens(minimum_kv_tokens(kv, limits)))?,
+        KvBudget::Tokens(_) => sizing,
+    };
     let nearest = nearest(&mut endless, slab, limits, kv)?;
     let first = first_failure(spec, slab, source, numerics, limits, &sizing)?;
     Err(Error::from(BudgetError { slab, terms: sizing.terms(), first: first.map(Box::new), nearest }))
@@ -157,11 +162,11 @@ fn check(source: &Source, limits: Limits) -> Result<()> {
     Ok(())
 }
 
-/// A pool that fills the rest must hold something: one page.
-fn minimum_kv_tokens(kv: KvBudget) -> u64 {
+/// A pool that fills the rest must hold one sequence at its full context.
+fn minimum_kv_tokens(kv: KvBudget, limits: Limits) -> u64 {
     match kv {
         KvBudget::Tokens(_) => 0,
-        KvBudget::Fill => PAGE_TOKENS as u64,
+        KvBudget::Fill => limits.context as u64,
     }
 }
 
@@ -190,9 +195,12 @@ fn divide(endless: &mut Runner, slab: u64, limits: Limits, kv: KvBudget) -> Resu
         KvBudget::Tokens(tokens) => cache::pages_for(tokens),
         KvBudget::Fill => {
             let rest = slab.saturating_sub(weights + state + inputs + arena);
-            let page = cache::state_bytes(&decls, StateScope::PerToken, 1).max(1);
             // Padding is per tensor, so whole pages may fit a few more than this; the pool is filled to within one page.
-            (rest / page).max(1)
+            let page = cache::state_bytes(&decls, StateScope::PerToken, 1);
+            let left = rest.checked_div(page).unwrap_or(u64::MAX);
+            // More than every sequence at its full context is never used.
+            let usable = limits.batch as u64 * cache::pages_for(limits.context as u64);
+            left.clamp(1, usable)
         }
     };
     let kv = cache::state_bytes(&decls, StateScope::PerToken, pages);
@@ -219,7 +227,7 @@ fn bound_step(limits: Limits) -> StepPlan {
 fn nearest(endless: &mut Runner, slab: u64, limits: Limits, kv: KvBudget) -> Result<Option<String>> {
     let mut fits = |limits: Limits, kv: KvBudget| -> Result<bool> {
         let sizing = divide(endless, slab, limits, kv)?;
-        Ok(sizing.total() <= slab && sizing.kv_tokens >= minimum_kv_tokens(kv))
+        Ok(sizing.total() <= slab && sizing.kv_tokens >= minimum_kv_tokens(kv, limits))
     };
     let mut chunk = limits.step_tokens;
     while chunk > 1 {

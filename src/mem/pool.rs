@@ -69,7 +69,7 @@ impl Pool {
         Pool {
             capacity: capacity_bytes - capacity_bytes % ALIGN_BYTES,
             regions: [Region::new(), Region::new()],
-            tags: Tags::default(),
+            tags: Tags::new(),
             ledger: Ledger::new(),
         }
     }
@@ -101,6 +101,7 @@ impl Pool {
     ///
     /// # Panics
     /// If the block is visibly another pool's: a bug in the caller, and going on would corrupt the addresses.
+    #[expect(clippy::needless_pass_by_value, reason = "a block given back must be gone")]
     pub fn free(&mut self, block: Block) {
         let Block { offset, bytes, node, owner, end, .. } = block;
         let at = self.flip(end, offset, bytes);

@@ -14,7 +14,7 @@ const CLASS_BITS: u32 = 5;
 const CLASSES_PER_ROW: usize = 1 << CLASS_BITS;
 /// Row 0 holds sizes below 32 units, then one row per power of two up to 2^55; a u64 counts fewer than 2^56 units.
 const ROWS: usize = (u64::BITS - ALIGN_BYTES.ilog2() - CLASS_BITS + 1) as usize;
-/// Holes of a class that a search looks at: enough to mostly find the best, few enough to stay fast.
+/// Holes of its own class that a search looks at, some of them too small: few, to stay fast.
 const SCAN: usize = 8;
 /// No node.
 const NIL: u32 = u32::MAX;
@@ -104,7 +104,7 @@ impl Region {
         if let Some(hole) = self.best_of(own, bytes, SCAN) {
             return Some(Place::Hole(hole));
         }
-        if let Some(hole) = self.class_from(own + 1).and_then(|class| self.best_of(class, bytes, SCAN)) {
+        if let Some(hole) = self.class_from(own + 1).map(|class| self.heads[class]) {
             return Some(Place::Hole(hole));
         }
         if bytes <= room {

@@ -117,29 +117,58 @@ impl Serialize for Owner {
 /// A tag's number in its pool, in order of first use.
 pub(super) type TagId = u32;
 
+/// Slots of the table of tags seen lately; a power of two, and several times the tags of a model.
+const RECENT: usize = 512;
+
 /// The tags a pool has met. The map is only ever looked up, never walked, so its random order shows nowhere.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tags {
     ids: HashMap<Tag, TagId>,
-    tags: Vec<Tag>,
+    /// By number.
+    met: Vec<Tag>,
+    /// Tags seen lately, by where their letters lie: the same place is the same tag, which is quicker to see than equal
+    /// letters. Another place only takes the way through `ids`, so that addresses decide time and never a number.
+    recent: Box<[Option<(Tag, TagId)>]>,
 }
 
 impl Tags {
+    pub(super) fn new() -> Tags {
+        Tags { ids: HashMap::new(), met: Vec::new(), recent: vec![None; RECENT].into_boxed_slice() }
+    }
+
     pub(super) fn intern(&mut self, tag: Tag) -> TagId {
-        *self.ids.entry(tag).or_insert_with(|| {
-            self.tags.push(tag);
-            self.tags.len() as TagId - 1
-        })
+        let slot = slot_of(tag);
+        if let Some((seen, id)) = self.recent[slot]
+            && seen.layer == tag.layer
+            && std::ptr::eq(seen.op, tag.op)
+            && std::ptr::eq(seen.buffer, tag.buffer)
+        {
+            return id;
+        }
+        let id = *self.ids.entry(tag).or_insert_with(|| {
+            self.met.push(tag);
+            self.met.len() as TagId - 1
+        });
+        self.recent[slot] = Some((tag, id));
+        id
     }
 
     pub(super) fn get(&self, id: TagId) -> Tag {
-        self.tags[id as usize]
+        self.met[id as usize]
     }
 
     /// The tags in order of their numbers, which is the order of the ledger's byte counts.
     pub(super) fn all(&self) -> &[Tag] {
-        &self.tags
+        &self.met
     }
+}
+
+/// Fibonacci hashing of the two addresses and the layer.
+fn slot_of(tag: Tag) -> usize {
+    const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+    let op = (tag.op.as_ptr().addr() as u64).wrapping_mul(GOLDEN);
+    let buffer = (tag.buffer.as_ptr().addr() as u64 ^ (tag.layer as u64) << 48).wrapping_mul(GOLDEN);
+    ((op.rotate_left(32) ^ buffer) >> (u64::BITS - RECENT.ilog2())) as usize
 }
 
 impl Serialize for Layer {

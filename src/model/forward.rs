@@ -35,7 +35,7 @@ impl Model {
             return Err(Error::shape("forward", format!("{} layers, state of {}", self.layers.len(), state.len())));
         }
         let (eps, at_norm) = (self.geometry.eps, cx.at(Layer::Norm));
-        let mut x = rows::embed(&cx.at(Layer::Embed), &self.embed, batch)?;
+        let mut x = rows::embed(&cx.at(Layer::Embed), self.embed.codes(), batch)?;
         if let Some(probe) = &mut probe {
             probe(0, &x)?;
         }

@@ -45,8 +45,8 @@ impl Model {
     ) -> Result<Tensor> {
         let Geometry { gdn, eps, .. } = &self.geometry;
         let (channels, values) = (gdn.conv_channels(), gdn.value_channels());
-        let qkvz = linear::linear(cx, x.view(), &w.qkvz, "qkvz")?;
-        let ba = linear::linear(cx, x.view(), &w.ba, "ba")?;
+        let qkvz = linear::project(cx, x.view(), &w.qkvz, "qkvz")?;
+        let ba = linear::project(cx, x.view(), &w.ba, "ba")?;
         drop(x);
         let conv = conv1d::causal(cx, qkvz.columns(0, channels), &w.conv, conv_state, *batch)?;
         let gates = activation::gdn_gates(cx, &ba, &w.a_log, &w.dt_bias)?;
@@ -64,7 +64,7 @@ impl Model {
 
     fn attention(&self, cx: &Cx, w: &AttentionWeights, x: Tensor, batch: &Batch, kv: &mut KvPages) -> Result<Tensor> {
         let dims = self.attn_dims();
-        let mut qkv = linear::linear(cx, x.view(), &w.qkv, "qkv")?;
+        let mut qkv = linear::project(cx, x.view(), &w.qkv, "qkv")?;
         drop(x);
         rope::qk_norm_rope(
             cx,
@@ -94,11 +94,10 @@ impl Model {
 }
 
 fn dense(cx: &Cx, w: &DenseWeights, x: Tensor) -> Result<Tensor> {
-    let gate_up = linear::linear(cx, x.view(), &w.gate_up, "gate_up")?;
+    let mut gate_up = linear::project(cx, x.view(), &w.gate_up, "gate_up")?;
     drop(x);
-    let h = activation::silu_mul(cx, &gate_up, "act")?;
-    drop(gate_up);
-    linear::linear(cx, h.view(), &w.down, "down_proj")
+    activation::silu_mul(cx, &mut gate_up)?;
+    linear::linear(cx, gate_up.columns(0, gate_up.cols() / 2), &w.down, "down_proj")
 }
 
 fn experts(cx: &Cx, w: &MoeWeights, x: Tensor) -> Result<Tensor> {

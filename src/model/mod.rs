@@ -4,6 +4,7 @@
 
 mod forward;
 mod layers;
+mod load;
 mod state;
 mod weights;
 

@@ -81,21 +81,21 @@ pub fn cost(kind: Kind, rows: usize, width: usize, dtype: DType) -> Cost {
     }
 }
 
-/// `silu(gate) * up` of fused rows `[T, 2I]`, gate first; gives `[T, I]` activations, rounded once.
-pub fn silu_mul(cx: &Cx, gate_up: &Tensor, out: &'static str) -> Result<Tensor> {
+/// `silu(gate) * up` of fused rows `[T, 2I]`, gate first, in place: the first I columns of each row become the result,
+/// rounded once, and the others are left. A buffer of its own would be a third of an MLP's transient bytes.
+pub fn silu_mul(cx: &Cx, gate_up: &mut Tensor) -> Result<()> {
     let (rows, cols) = check::matrix(SILU_MUL, "gate_up", gate_up)?;
     if cols % 2 != 0 {
         return Err(Error::shape(SILU_MUL, format!("gate_up has {cols} columns, must be gate and up, equally wide")));
     }
     check::tensor(SILU_MUL, "gate_up", gate_up, cx.numerics.activations, &[rows, cols])?;
-    let mut y = cx.activation(SILU_MUL, out, &[rows, cols / 2])?;
     cx.note(SILU_MUL, cost(Kind::SiluMul, rows, cols / 2, gate_up.dtype()));
     match cx.device.arm() {
         Arm::Cpu(_) => with_elem!(SILU_MUL, gate_up.dtype(), E => {
-            reference::activation::silu_mul::<E>(gate_up.host()?, cols / 2, y.host_mut()?);
-            Ok(y)
+            reference::activation::silu_mul::<E>(gate_up.host_mut()?, cols / 2);
+            Ok(())
         }),
-        Arm::Plan => Ok(y),
+        Arm::Plan => Ok(()),
     }
 }
 

@@ -11,6 +11,16 @@ use crate::num::DType;
 use crate::ops::cost::{Cost, Meter};
 use crate::tensor::{Tensor, byte_size};
 
+/// Whether the inputs of quantised linear layers are quantised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActQuant {
+    /// As the checkpoint asks, layer by layer.
+    Checkpoint,
+    /// Nowhere.
+    Off,
+}
+
 /// The types values are kept in. Arithmetic inside an op is f32 everywhere; softmax and gates always are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Numerics {
@@ -22,15 +32,21 @@ pub struct Numerics {
     pub state: DType,
     /// KV pages: as activations.
     pub kv: DType,
+    /// Whether inputs of linear layers are quantised where the checkpoint asks for it.
+    pub act_quant: ActQuant,
 }
 
 impl Numerics {
     /// bf16 activations and KV, f32 logits and state.
-    pub const BF16: Numerics =
-        Numerics { activations: DType::Bf16, logits: DType::F32, state: DType::F32, kv: DType::Bf16 };
+    pub const BF16: Numerics = Numerics {
+        activations: DType::Bf16,
+        logits: DType::F32,
+        state: DType::F32,
+        kv: DType::Bf16,
+        act_quant: ActQuant::Checkpoint,
+    };
     /// f32 everywhere.
-    pub const F32: Numerics =
-        Numerics { activations: DType::F32, logits: DType::F32, state: DType::F32, kv: DType::F32 };
+    pub const F32: Numerics = Numerics { activations: DType::F32, kv: DType::F32, ..Numerics::BF16 };
 }
 
 /// The largest step an engine may be asked for; every op's workspace has an upper bound under it.

@@ -1,12 +1,18 @@
-//! `y = x Wᵀ`: a projection with the weight as checkpoints keep it, `[outputs, inputs]`, and no bias.
+//! `y = x Wᵀ`: a projection with the weight as checkpoints keep it, `[outputs, inputs]` in any scheme, and no bias.
 //!
-//! Sums are f32 whatever the operands' types; the result is rounded once, to the output's type. No workspace: the
-//! vendor library's constant workspace is not an op's, and the other kernels need none.
+//! Sums are f32 whatever the operands' types; the result is rounded once, to the output's type. A quantised weight is
+//! widened inside the product, a piece at a time. Where weight and numerics ask for it the input is quantised first, and
+//! the product is that of the quantised values. No workspace: the vendor library's constant workspace is not an op's, and
+//! the other kernels need none.
 
-use crate::device::Arm;
+use crate::device::{Arm, DeviceSpec};
 use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::ops::cost::{Cost, Unit};
+use crate::ops::quantise::{self, Quantised};
+use crate::ops::reference::weight::Matrix;
+use crate::ops::scheme::{ActScheme, Grain, Scheme};
+use crate::ops::weight::{self, LinearSpec, Weight};
 use crate::ops::{Cx, reference};
 use crate::tensor::{Tensor, View};
 
@@ -17,69 +23,155 @@ const OP: &str = "linear";
 pub struct Shape {
     /// Rows of `x`: tokens.
     pub tokens: usize,
-    /// Rows of the weight: output features.
-    pub outputs: usize,
-    /// Columns of the weight: input features.
-    pub inputs: usize,
     /// The type of `x`.
     pub x: DType,
-    /// The type of the weight.
-    pub w: DType,
+    /// The weight; its input scheme is that of the call, none where quantisation is off.
+    pub w: LinearSpec,
     /// The type of the result.
     pub out: DType,
 }
 
-/// `x` `[T, K]` times the transpose of `w` `[N, K]`, as `[T, N]` activations named `out`. `w` is bf16 or f32, and `x` f32
-/// or as `w`; an error where the inner dimensions or the types disagree.
-pub fn linear(cx: &Cx, x: View, w: &Tensor, out: &'static str) -> Result<Tensor> {
+/// Weights of one input, whose outputs stand side by side: a fused projection where they are stored alike, several
+/// products where they are not.
+#[derive(Debug)]
+pub struct Projection {
+    parts: Vec<Weight>,
+}
+
+impl Projection {
+    /// Parts in the order of their columns in the output; an error where there is none or their inputs differ.
+    pub fn new(parts: Vec<Weight>) -> Result<Projection> {
+        let cols: Vec<usize> = parts.iter().map(Weight::cols).collect();
+        if cols.is_empty() || cols.iter().any(|c| *c != cols[0]) {
+            return Err(Error::shape(OP, format!("parts of {cols:?} columns, must be one or more, all equal")));
+        }
+        Ok(Projection { parts })
+    }
+
+    /// The parts.
+    pub fn parts(&self) -> &[Weight] {
+        &self.parts
+    }
+
+    /// Output features of all parts.
+    pub fn rows(&self) -> usize {
+        self.parts.iter().map(Weight::rows).sum()
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.parts[0].cols()
+    }
+
+    /// Bytes of all parts, unpadded.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(Weight::bytes).sum()
+    }
+}
+
+impl From<Weight> for Projection {
+    fn from(weight: Weight) -> Projection {
+        Projection { parts: vec![weight] }
+    }
+}
+
+/// `x` `[T, K]` times the transpose of `w` `[N, K]`, as `[T, N]` activations named `out`. `x` is f32 or bf16; an f32
+/// weight needs an f32 `x`. An error where the inner dimensions or the types disagree.
+pub fn linear(cx: &Cx, x: View, w: &Weight, out: &'static str) -> Result<Tensor> {
     linear_as(cx, x, w, out, cx.numerics.activations)
 }
 
 /// As [`linear`], with the result in `dtype` (f32 or bf16), e.g. that of the logits.
-pub fn linear_as(cx: &Cx, x: View, w: &Tensor, out: &'static str, dtype: DType) -> Result<Tensor> {
-    let shape = check(x, w, dtype)?;
-    let mut y = cx.alloc(OP, out, dtype, &[shape.tokens, shape.outputs])?;
-    cx.note(OP, cost(&shape));
-    match cx.device.arm() {
-        Arm::Cpu(_) => reference::linear::linear(x, w, &mut y)?,
-        Arm::Plan => {}
+pub fn linear_as(cx: &Cx, x: View, w: &Weight, out: &'static str, dtype: DType) -> Result<Tensor> {
+    products(cx, x, std::slice::from_ref(w), out, dtype)
+}
+
+/// As [`linear`], with each part's outputs in its own columns of one result `[T, sum of N]`. The input is quantised once
+/// for neighbouring parts that ask for the same.
+pub fn project(cx: &Cx, x: View, w: &Projection, out: &'static str) -> Result<Tensor> {
+    products(cx, x, &w.parts, out, cx.numerics.activations)
+}
+
+fn products(cx: &Cx, x: View, parts: &[Weight], out: &'static str, dtype: DType) -> Result<Tensor> {
+    let shapes = parts.iter().map(|w| check(cx, x, w, dtype)).collect::<Result<Vec<_>>>()?;
+    let mut y = cx.alloc(OP, out, dtype, &[x.rows(), parts.iter().map(Weight::rows).sum()])?;
+    let mut quantised: Option<Quantised> = None;
+    let mut first = 0;
+    for (w, shape) in parts.iter().zip(&shapes) {
+        let form = w.form(cx)?;
+        if quantised.as_ref().map(|q| q.form) != form {
+            // The old one goes before the new one comes.
+            drop(quantised.take());
+            quantised = form.map(|form| quantise::quantise(cx, x, form)).transpose()?;
+        }
+        cx.note(OP, cost(cx.device.spec(), shape)?);
+        match cx.device.arm() {
+            Arm::Cpu(_) => {
+                let x = match &quantised {
+                    Some(quantised) => Matrix::quantised(quantised)?,
+                    None => Matrix::rows(x)?,
+                };
+                reference::linear::linear(&x, shape, &Matrix::weight(w)?, &mut y, first)?;
+            }
+            Arm::Plan => {}
+        }
+        first += w.rows();
     }
     Ok(y)
 }
 
-/// One read of the weight, of `x`, and one write of the result; two operations per weight and row.
-pub fn cost(shape: &Shape) -> Cost {
-    let (t, n, k) = (shape.tokens as u64, shape.outputs as u64, shape.inputs as u64);
-    let tensor_cores = shape.x == DType::Bf16 && shape.w == DType::Bf16;
-    Cost {
+/// One read of the weight as it lies on the card, of `x` as it enters the product, and one write of the result; two
+/// operations per weight and row.
+pub fn cost(spec: &DeviceSpec, shape: &Shape) -> Result<Cost> {
+    let (t, n, k) = (shape.tokens as u64, shape.w.rows as u64, shape.w.cols as u64);
+    let x = match shape.w.act {
+        ActScheme::None => k * shape.x.bytes(),
+        act => quantise::row_bytes(act, shape.w.cols),
+    };
+    Ok(Cost {
         flops: 2 * t * n * k,
-        resident_bytes: n * k * shape.w.bytes(),
-        activation_bytes: t * k * shape.x.bytes() + t * n * shape.out.bytes(),
-        unit: if tensor_cores { Unit::Bf16 } else { Unit::F32 },
+        resident_bytes: weight::layout(spec, &shape.w)?.bytes(),
+        activation_bytes: t * x + t * n * shape.out.bytes(),
+        unit: unit(shape.x, shape.w.scheme, shape.w.act),
+    })
+}
+
+/// Where a product runs: FP8 tensor cores for e4m3 inputs, bf16 ones for bf16 and NVFP4 inputs, outside them for f32.
+pub(crate) fn unit(x: DType, w: Scheme, act: ActScheme) -> Unit {
+    match act {
+        ActScheme::Fp8Tensor | ActScheme::Fp8Token | ActScheme::Fp8Group => Unit::Fp8,
+        ActScheme::Nvfp4 => Unit::Bf16,
+        ActScheme::None if x == DType::Bf16 && w != Scheme::Plain(DType::F32) => Unit::Bf16,
+        ActScheme::None => Unit::F32,
     }
 }
 
-fn check(x: View, w: &Tensor, out: DType) -> Result<Shape> {
+fn check(cx: &Cx, x: View, w: &Weight, out: DType) -> Result<Shape> {
     let err = |what: String| Err(Error::shape(OP, what));
     let (tokens, inputs) = (x.rows(), x.cols());
     if x.from() + inputs > x.pitch() {
         return err(format!("x is columns {}..{} of a tensor of {}", x.from(), x.from() + inputs, x.pitch()));
     }
-    let &[outputs, k] = w.shape() else {
-        return err(format!("w is {:?}, must be [outputs, inputs]", w.shape()));
-    };
+    let (outputs, k) = (w.rows(), w.cols());
     if k != inputs || tokens * outputs * k == 0 {
         return err(format!(
             "x is [{tokens}, {inputs}], w is [{outputs}, {k}]; must be [T, K] and [N, K], none of them 0"
         ));
     }
-    if !matches!((x.dtype(), w.dtype()), (DType::F32, DType::F32 | DType::Bf16) | (DType::Bf16, DType::Bf16)) {
-        return err(format!("x is {}, w is {}; must be f32 with f32 or bf16, or both bf16", x.dtype(), w.dtype()));
+    let scheme = w.spec().scheme;
+    let fits = match x.dtype() {
+        DType::F32 => true,
+        DType::Bf16 => scheme != Scheme::Plain(DType::F32),
+        _ => false,
+    };
+    if !fits {
+        return err(format!("x is {}, w is {scheme:?}; must be f32, or bf16 where w is not f32", x.dtype()));
     }
     if !matches!(out, DType::F32 | DType::Bf16) {
         return err(format!("the result is to be {out}, must be f32 or bf16"));
     }
-    Ok(Shape { tokens, outputs, inputs, x: x.dtype(), w: w.dtype(), out })
+    w.form(cx)?;
+    Ok(Shape { tokens, x: x.dtype(), w: LinearSpec { act: w.act(cx), ..*w.spec() }, out })
 }
 
 /// A shape that tests and benches share.
@@ -91,12 +183,15 @@ pub struct Case {
     pub shape: Shape,
 }
 
-/// One row, many rows, dimensions that no vector width divides, and projections of the small published models.
+/// One row, many rows, dimensions that no vector width divides, projections of the small published models; then every
+/// scheme with every input it takes, whole and partial blocks, several segments.
 pub fn cases() -> Vec<Case> {
     use DType::{Bf16, F32};
-    let case =
-        |name, tokens, outputs, inputs, x, w, out| Case { name, shape: Shape { tokens, outputs, inputs, x, w, out } };
-    vec![
+    let case = |name, tokens, rows, cols, x, w, out| {
+        let w = LinearSpec::plain(rows, cols, w);
+        Case { name, shape: Shape { tokens, x, w, out } }
+    };
+    let mut cases = vec![
         case("one", 1, 1, 1, F32, F32, F32),
         case("odd", 3, 5, 7, F32, F32, F32),
         case("odd-bf16", 9, 17, 33, Bf16, Bf16, Bf16),
@@ -109,5 +204,38 @@ pub fn cases() -> Vec<Case> {
         case("prefill", 256, 1024, 1024, Bf16, Bf16, Bf16),
         case("prefill-f32", 256, 1024, 1024, F32, F32, F32),
         case("down", 64, 1024, 3584, F32, Bf16, F32),
-    ]
+    ];
+    cases.extend(quantised_cases());
+    cases
+}
+
+/// The cases whose weight is quantised.
+pub fn quantised_cases() -> Vec<Case> {
+    use crate::ops::scheme::Global::{Divides, Multiplies};
+    use DType::{Bf16, F32};
+    let channel = Scheme::Fp8(Grain::Channel);
+    let schemes = [
+        ("fp8-tensor", Scheme::Fp8(Grain::Tensor), ActScheme::Fp8Tensor),
+        ("fp8-channel", channel, ActScheme::Fp8Token),
+        ("fp8-block", Scheme::Fp8(Grain::Block), ActScheme::Fp8Group),
+        ("nvfp4-divides", Scheme::Nvfp4(Divides), ActScheme::Nvfp4),
+        ("nvfp4-multiplies", Scheme::Nvfp4(Multiplies), ActScheme::Nvfp4),
+    ];
+    // Rows, columns (those of NVFP4 in whole groups), segment.
+    let shapes = [(1, 1, 16, 16, 1), (3, 5, 7, 48, 5), (9, 260, 300, 304, 260), (70, 390, 520, 528, 195)];
+    let mut cases = Vec::new();
+    for (name, scheme, act) in schemes {
+        for (tokens, rows, cols, grouped, segment_rows) in shapes {
+            let cols = if matches!(scheme, Scheme::Nvfp4(_)) { grouped } else { cols };
+            for (x, act) in [(F32, ActScheme::None), (Bf16, ActScheme::None), (F32, act), (Bf16, act)] {
+                let w = LinearSpec { rows, cols, scheme, act, segment_rows };
+                cases.push(Case { name, shape: Shape { tokens, x, w, out: x } });
+            }
+        }
+    }
+    let head = LinearSpec { act: ActScheme::Fp8Token, scheme: channel, ..LinearSpec::plain(1024, 1024, Bf16) };
+    cases.push(Case { name: "decode-fp8", shape: Shape { tokens: 1, x: Bf16, w: head, out: F32 } });
+    let nvfp4 = LinearSpec { act: ActScheme::None, scheme: Scheme::Nvfp4(Divides), ..head };
+    cases.push(Case { name: "prefill-nvfp4", shape: Shape { tokens: 256, x: Bf16, w: nvfp4, out: Bf16 } });
+    cases
 }

@@ -18,14 +18,16 @@ pub mod kv_write;
 pub mod linear;
 pub mod moe;
 pub mod norm;
+pub mod quantise;
 pub mod reference;
 pub mod rope;
 pub mod rows;
 pub mod sampler;
 pub mod scheme;
+pub mod weight;
 
 pub use batch::{Batch, Span, StepInputs};
 pub use cost::{Cost, Meter};
-pub use cx::{Cx, Limits, Numerics};
+pub use cx::{ActQuant, Cx, Limits, Numerics};
 
 pub use crate::with_elem;

@@ -7,6 +7,10 @@ use crate::error::{Error, Result};
 use crate::mem::ALIGN_BYTES;
 use crate::num::DType;
 use crate::ops::cost::{Cost, Unit};
+use crate::ops::linear::{Projection, unit};
+use crate::ops::quantise;
+use crate::ops::scheme::{ActScheme, Grain, Scheme};
+use crate::ops::weight::{InputScale, LinearSpec, Weight};
 use crate::ops::{Cx, Limits, check, reference, with_elem};
 use crate::tensor::Tensor;
 
@@ -43,15 +47,39 @@ pub struct Routing {
     pub weights: Tensor,
 }
 
-/// The weights of a layer's experts.
+/// The weights of a layer's experts, stacked by slot. Where inputs are quantised by a stored scale, each slot has its own.
 #[derive(Debug)]
 pub struct Experts {
-    /// Gate rows then up rows of each slot, `[slots, 2 inter, H]`, bf16 or f32.
-    pub gate_up: Tensor,
-    /// Down projection of each slot, `[slots, H, inter]`, of `gate_up`'s type.
-    pub down: Tensor,
+    /// Gate rows then up rows of each slot, `[slots x 2 inter, H]`; or, where they are not stored alike, the gates of all
+    /// slots and then the ups, `[slots x inter, H]` each.
+    pub gate_up: Projection,
+    /// Down projection of each slot, `[slots x H, inter]`.
+    pub down: Weight,
     /// The slot of each expert, i32 `[experts]`; -1 is an absent expert, and routing to it is an error.
     pub slots: Tensor,
+}
+
+/// How the inputs of the experts' projections are quantised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inputs {
+    /// The input of each part of `gate_up`; the second is none where there is one part.
+    pub x: [ActScheme; 2],
+    /// The input of `down`.
+    pub h: ActScheme,
+}
+
+impl Inputs {
+    /// Nothing is quantised.
+    pub const NONE: Inputs = Inputs { x: [ActScheme::None; 2], h: ActScheme::None };
+
+    /// As the weights ask under `cx`.
+    pub fn of(cx: &Cx, w: &Experts) -> Inputs {
+        let mut x = [ActScheme::None; 2];
+        for (x, part) in x.iter_mut().zip(w.gate_up.parts()) {
+            *x = part.act(cx);
+        }
+        Inputs { x, h: w.down.act(cx) }
+    }
 }
 
 /// How a call runs.
@@ -60,7 +88,8 @@ pub struct Tactic {
     /// Tokens of one block; the last one may be shorter.
     pub block_tokens: usize,
     /// Bytes of workspace, for one block: the pairs sorted by expert with the experts' offsets, their SwiGLU
-    /// activations `[pairs, inter]` and their outputs `[pairs, H]`.
+    /// activations `[pairs, inter]` and their outputs `[pairs, H]`; codes and scales of quantised inputs, per pair where
+    /// each expert has a scale of its own and for the activations, else per token.
     pub workspace: u64,
 }
 
@@ -79,7 +108,8 @@ pub struct Case {
     pub weights: DType,
 }
 
-/// The shapes worth trying: one token, odd sizes, one expert, all experts, the published E = 256, k = 8.
+/// The shapes worth trying: one token, odd sizes, one expert, all experts, the published E = 256 and k = 8, and a layer
+/// large enough to time.
 pub fn cases() -> Vec<Case> {
     let dims = |hidden, inter, experts, top_k| Dims { hidden, inter, experts, top_k };
     let shapes = [
@@ -89,6 +119,9 @@ pub fn cases() -> Vec<Case> {
         ("every expert", 6, dims(33, 17, 4, 4)),
         ("more experts than tokens", 3, dims(64, 32, 256, 8)),
         ("more tokens than experts", 150, dims(48, 40, 8, 2)),
+        ("decode", 1, dims(512, 256, 32, 8)),
+        ("small batch", 8, dims(512, 256, 32, 8)),
+        ("prefill", 64, dims(512, 256, 32, 8)),
     ];
     let mut cases = Vec::new();
     for (act, weights) in [(DType::F32, DType::F32), (DType::F32, DType::Bf16), (DType::Bf16, DType::Bf16)] {
@@ -103,45 +136,65 @@ fn aligned(bytes: u64) -> u64 {
     bytes.next_multiple_of(ALIGN_BYTES)
 }
 
-fn workspace(tokens: usize, dims: Dims, act: DType) -> u64 {
+/// Rows of a quantised input: one per pair where the scale hangs on the expert, else one per token.
+fn input_rows(scheme: ActScheme, tokens: usize, top_k: usize) -> u64 {
+    match scheme {
+        ActScheme::None => 0,
+        ActScheme::Fp8Token | ActScheme::Fp8Group => tokens as u64,
+        ActScheme::Fp8Tensor | ActScheme::Nvfp4 => (tokens * top_k) as u64,
+    }
+}
+
+fn workspace(tokens: usize, dims: Dims, act: DType, inputs: Inputs) -> u64 {
     let pairs = (tokens * dims.top_k) as u64;
+    let quantised = |scheme, rows: u64, cols| {
+        let (dtype, scales) = quantise::scale_cols(scheme, cols);
+        aligned(rows * quantise::code_cols(scheme, cols) as u64) + aligned(rows * scales as u64 * dtype.bytes())
+    };
+    let x = inputs.x.map(|scheme| quantised(scheme, input_rows(scheme, tokens, dims.top_k), dims.hidden));
     aligned(4 * pairs)
         + aligned(4 * (dims.experts as u64 + 1))
         + aligned(pairs * dims.inter as u64 * act.bytes())
         + aligned(pairs * dims.hidden as u64 * act.bytes())
+        + x.iter().sum::<u64>()
+        + quantised(inputs.h, pairs, dims.inter)
 }
 
 /// The most tokens of one block.
-fn largest_block(dims: Dims, act: DType) -> usize {
-    let per_token = dims.top_k as u64 * (4 + (dims.inter + dims.hidden) as u64 * act.bytes());
+fn largest_block(dims: Dims, act: DType, inputs: Inputs) -> usize {
+    let k = dims.top_k as u64;
+    let x = inputs.x.map(|scheme| input_rows(scheme, 1, dims.top_k) * quantise::row_bytes(scheme, dims.hidden));
+    let per_token = k * (4 + (dims.inter + dims.hidden) as u64 * act.bytes())
+        + x.iter().sum::<u64>()
+        + k * quantise::row_bytes(inputs.h, dims.inter);
     let fit = (BLOCK_BYTES / per_token.max(1)) as usize;
     (fit / BLOCK_TOKENS * BLOCK_TOKENS).max(BLOCK_TOKENS)
 }
 
 /// Blocks of equal size, as few as the workspace's limit allows. The card decides nothing here.
-pub fn tactic(_spec: &DeviceSpec, tokens: usize, dims: Dims, act: DType) -> Tactic {
-    let blocks = tokens.div_ceil(largest_block(dims, act)).max(1);
+pub fn tactic(_spec: &DeviceSpec, tokens: usize, dims: Dims, act: DType, inputs: Inputs) -> Tactic {
+    let blocks = tokens.div_ceil(largest_block(dims, act, inputs)).max(1);
     let block_tokens = tokens.div_ceil(blocks).max(1);
-    Tactic { block_tokens, workspace: workspace(block_tokens, dims, act) }
+    Tactic { block_tokens, workspace: workspace(block_tokens, dims, act, inputs) }
 }
 
 /// The most workspace of any step within `limits`.
-pub fn upper_bound(_spec: &DeviceSpec, limits: Limits, dims: Dims, act: DType) -> u64 {
-    workspace(limits.step_tokens.min(largest_block(dims, act)), dims, act)
+pub fn upper_bound(_spec: &DeviceSpec, limits: Limits, dims: Dims, act: DType, inputs: Inputs) -> u64 {
+    workspace(limits.step_tokens.min(largest_block(dims, act, inputs)), dims, act, inputs)
 }
 
-/// The cost of [`experts`]. Weight bytes are those of the distinct experts expected under even routing,
-/// E (1 - (1 - k/E)^T).
-pub fn cost(tokens: usize, dims: Dims, act: DType, weights: DType) -> Cost {
+/// The cost of [`experts`], with `expert_bytes` for the weights of one expert and `unit` for its products. Weight bytes
+/// are those of the distinct experts expected under even routing, E (1 - (1 - k/E)^T).
+pub fn cost(tokens: usize, dims: Dims, act: DType, expert_bytes: u64, unit: Unit) -> Cost {
     let Dims { hidden, inter, experts, top_k } = dims;
     let matrix = (hidden * inter) as u64;
     let missed = (1.0 - top_k as f64 / experts as f64).powi(tokens.min(i32::MAX as usize) as i32);
     let distinct = experts as f64 * (1.0 - missed);
     Cost {
         flops: (tokens * top_k) as u64 * 6 * matrix,
-        resident_bytes: (distinct * (3 * matrix * weights.bytes()) as f64).round() as u64,
+        resident_bytes: (distinct * expert_bytes as f64).round() as u64,
         activation_bytes: 2 * (tokens * hidden) as u64 * act.bytes() + 8 * (tokens * top_k) as u64,
-        unit: if act == DType::Bf16 { Unit::Bf16 } else { Unit::F32 },
+        unit,
     }
 }
 
@@ -196,22 +249,20 @@ pub fn route(cx: &Cx, logits: &Tensor, top_k: usize) -> Result<Routing> {
 
 /// The chosen experts' outputs, weighted and summed: out = sum over k of w_k x down(silu(gate x) * up x), f32 inside,
 /// k in routing order; the SwiGLU activation and each expert's output are rounded to the activation type. x is
-/// `[T, H]` of the activation type, and so is the result.
+/// `[T, H]` of the activation type, and so is the result. Inputs of the projections are quantised where weights and
+/// numerics ask for it.
 ///
 /// Tokens are taken in blocks of bounded workspace ([`tactic`]); the result does not depend on where blocks end.
 /// An id outside the table, or an expert whose slot is -1, is an error that names it.
 pub fn experts(cx: &Cx, x: &Tensor, routing: &Routing, w: &Experts, inter: usize) -> Result<Tensor> {
     let (tokens, hidden) = (x.rows(), x.cols());
-    let (act, wtype) = (cx.numerics.activations, w.gate_up.dtype());
-    let slots = w.gate_up.rows();
+    let act = cx.numerics.activations;
     let top_k = routing.ids.cols();
     let dims = Dims { hidden, inter, experts: w.slots.len(), top_k };
     let expect = |what: &str, t: &Tensor, dtype: DType, shape: &[usize]| check::tensor(EXPERTS, what, t, dtype, shape);
     expect("x", x, act, &[tokens, hidden])?;
     expect("routing ids", &routing.ids, DType::I32, &[tokens, top_k])?;
     expect("routing weights", &routing.weights, DType::F32, &[tokens, top_k])?;
-    expect("gate_up", &w.gate_up, wtype, &[slots, 2 * inter, hidden])?;
-    expect("down", &w.down, wtype, &[slots, hidden, inter])?;
     expect("slots", &w.slots, DType::I32, &[dims.experts])?;
     if tokens * hidden * inter * top_k == 0 || top_k > dims.experts {
         return Err(Error::shape(
@@ -219,26 +270,66 @@ pub fn experts(cx: &Cx, x: &Tensor, routing: &Routing, w: &Experts, inter: usize
             format!("{tokens} tokens to {top_k} of {} experts, {hidden} x {inter}; none may be 0", dims.experts),
         ));
     }
-    if act == DType::Bf16 && wtype == DType::F32 {
-        return Err(Error::shape(EXPERTS, "bf16 activations need bf16 weights, these are f32".to_owned()));
-    }
-    let tactic = tactic(cx.device.spec(), tokens, dims, act);
+    let slots = check_weights(w, dims, act)?;
+    let inputs = Inputs::of(cx, w);
+    let tactic = tactic(cx.device.spec(), tokens, dims, act, inputs);
     let mut out = cx.activation(EXPERTS, "out", &[tokens, hidden])?;
     let _workspace =
-        cx.workspace(EXPERTS, tactic.workspace, |limits| upper_bound(cx.device.spec(), limits, dims, act))?;
-    cx.note(EXPERTS, cost(tokens, dims, act, wtype));
+        cx.workspace(EXPERTS, tactic.workspace, |limits| upper_bound(cx.device.spec(), limits, dims, act, inputs))?;
+    let expert_bytes = (w.gate_up.bytes() + w.down.bytes()) / slots as u64;
+    let unit = unit(act, w.down.spec().scheme, inputs.x[0]);
+    cx.note(EXPERTS, cost(tokens, dims, act, expert_bytes, unit));
     if let Arm::Cpu(_) = cx.device.arm() {
         let routed = reference::moe::Routed {
             ids: routing.ids.host()?,
             weights: routing.weights.host()?,
             slots: w.slots.host()?,
         };
-        with_elem!(EXPERTS, act, A => with_elem!(EXPERTS, wtype, W => {
-            let weights = reference::moe::Weights { gate_up: w.gate_up.host::<W>()?, down: w.down.host()? };
-            reference::moe::experts(x.host::<A>()?, routed, weights, dims, tactic.block_tokens, out.host_mut()?)
-        }))?;
+        let weights = reference::moe::Weights::of(w, inputs, dims, slots)?;
+        with_elem!(EXPERTS, act, A => {
+            reference::moe::experts(x.host::<A>()?, routed, &weights, dims, tactic.block_tokens, out.host_mut()?)
+        })?;
     }
     Ok(out)
+}
+
+/// Checks forms and sizes; gives the number of slots.
+fn check_weights(w: &Experts, dims: Dims, act: DType) -> Result<usize> {
+    let Dims { hidden, inter, .. } = dims;
+    let err = |what: String| Err(Error::shape(EXPERTS, what));
+    let (parts, down) = (w.gate_up.parts(), &w.down);
+    if parts.len() > 2 {
+        return err(format!("gate_up has {} parts, must have one or two", parts.len()));
+    }
+    let rows = if parts.len() == 1 { 2 * inter } else { inter };
+    let slots = down.rows() / hidden;
+    if down.rows() != slots * hidden || down.cols() != inter {
+        return err(format!("down is [{}, {}], must be [slots x {hidden}, {inter}]", down.rows(), down.cols()));
+    }
+    for (weight, rows) in parts.iter().map(|part| (part, rows)).chain([(down, hidden)]) {
+        let what = if std::ptr::eq(weight, down) { "down" } else { "gate_up" };
+        let LinearSpec { scheme, segment_rows, act: input, .. } = *weight.spec();
+        let (matrix, cols) = if what == "down" { (hidden, inter) } else { (inter, hidden) };
+        if weight.rows() != slots * rows || weight.cols() != cols {
+            let is = format!("{what} is [{}, {}]", weight.rows(), weight.cols());
+            return err(format!("{is}, must be [{slots} slots x {rows}, {cols}]"));
+        }
+        if scheme == Scheme::Fp8(Grain::Block) && segment_rows != matrix {
+            return err(format!(
+                "{what} has segments of {segment_rows} rows, must be {matrix}: blocks end with a matrix"
+            ));
+        }
+        if act == DType::Bf16 && scheme == Scheme::Plain(DType::F32) {
+            return err(format!("bf16 activations need bf16 or quantised weights, {what} is f32"));
+        }
+        let each = matches!(weight.input(), InputScale::Each(scales) if scales.len() == slots);
+        if matches!(input, ActScheme::Fp8Tensor | ActScheme::Nvfp4) && !each {
+            return err(format!(
+                "{what} quantises its input by stored scales, must have one for each of {slots} slots"
+            ));
+        }
+    }
+    Ok(slots)
 }
 
 /// out += sigmoid(gate) x shared, in f32, rounded to the activation type once. `out` and `shared` are `[T, H]`, `gate`

@@ -250,3 +250,16 @@ fn a_failed_cell_exits_1_and_every_other_row_is_kept() {
     assert_eq!(rows.len(), 2);
     assert!(rows.iter().all(|r| r["status"] == "error" && r["detail"].as_str().unwrap().contains("no finite value")));
 }
+
+#[test]
+fn the_readme_s_table_is_what_the_program_prints() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = path(dir.path(), "run");
+    ok(&["sweep", "--axis", "chunk=16", "--out", &out]);
+    let fits = std::fs::read_to_string(Path::new(&out).join("fits.md")).unwrap();
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let begin = readme.find("<!-- fits").unwrap();
+    let begin = begin + readme[begin..].find('\n').unwrap() + 1;
+    let end = readme.find("<!-- /fits -->").unwrap();
+    assert_eq!(&readme[begin..end], fits, "replace the table in README.md by fits.md of a bare `highwater sweep`");
+}

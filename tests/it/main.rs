@@ -1,10 +1,13 @@
 //! The one test binary: a module per area.
+#![allow(clippy::print_stdout)] // tests print the figures they hold to a bound
+#![allow(clippy::needless_for_each, clippy::precedence, clippy::decimal_bitwise_operands)] // short oracles, hashed seeds
 
 mod checkpoint;
 mod engine;
 mod fixture;
 mod golden;
 mod harness;
+mod mem;
 mod ops;
 mod plan;
 mod tidy;

@@ -25,17 +25,14 @@ pub(crate) fn softplus(x: f32) -> f32 {
     if x > SOFTPLUS_LINEAR { x } else { x.exp().ln_1p() }
 }
 
-/// `out = silu(gate) * up` of rows of `2 * width`.
-pub(crate) fn silu_mul<E: Elem>(gate_up: &[E], width: usize, out: &mut [E]) {
-    out.par_chunks_exact_mut(width)
-        .zip(gate_up.par_chunks_exact(2 * width))
-        .with_min_len(GRAIN.div_ceil(width))
-        .for_each(|(out, row)| {
-            let (gate, up) = row.split_at(width);
-            for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-                *out = E::from_f32(silu(gate.to_f32()) * up.to_f32());
-            }
-        });
+/// `gate = silu(gate) * up` of rows of `2 * width`.
+pub(crate) fn silu_mul<E: Elem>(gate_up: &mut [E], width: usize) {
+    gate_up.par_chunks_exact_mut(2 * width).with_min_len(GRAIN.div_ceil(width)).for_each(|row| {
+        let (gate, up) = row.split_at_mut(width);
+        for (gate, up) in gate.iter_mut().zip(up) {
+            *gate = E::from_f32(silu(gate.to_f32()) * up.to_f32());
+        }
+    });
 }
 
 /// `x *= sigmoid(gate)`, the gate of head h at `h*2d + d` of a fused row.

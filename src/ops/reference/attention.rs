@@ -20,6 +20,8 @@ use crate::with_elem;
 const OP: &str = "attention";
 /// Rows that share one conversion of a page to f32.
 const BLOCK_ROWS: usize = 8;
+/// Fewer products than this are done before another thread has woken up.
+const PARALLEL_PRODUCTS: usize = 1 << 18;
 
 /// Rows of one sequence and one kv head: what a thread takes at a time.
 struct Task<'a, E> {
@@ -68,9 +70,19 @@ pub fn attend(qkv: &Tensor, kv: &KvPages, dims: AttnDims, batch: &Batch, out: &m
             }
         }
         let (qkv, k, v) = (qkv.host::<E>()?, kv.k.host::<K>()?, kv.v.host::<K>()?);
-        tasks.into_par_iter().for_each(|task| block(task, qkv, k, v, dims));
+        let run = |task| block(task, qkv, k, v, dims);
+        if pairs(batch) * dims.out_cols() >= PARALLEL_PRODUCTS {
+            tasks.into_par_iter().for_each(run);
+        } else {
+            tasks.into_iter().for_each(run);
+        }
         Ok(())
     })))
+}
+
+/// Pairs of a row and a token it sees, at most.
+fn pairs(batch: &Batch) -> usize {
+    batch.spans.iter().map(|s| s.len * (s.context + s.len)).sum()
 }
 
 /// One query head's running softmax.

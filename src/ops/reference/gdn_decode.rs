@@ -1,5 +1,5 @@
 //! The gated delta rule, one token. Sums over key_dim are in index order in f32 (norms: the order of
-//! [`lanes`](super::lanes)); a bf16 state is read exactly and rounded once, when the token is done.
+//! `lanes`); a bf16 state is read exactly and rounded once, when the token is done.
 
 use rayon::prelude::*;
 

@@ -1,5 +1,5 @@
 //! The chunked gated delta rule in f32. Per (sequence, value head), chunks in order; in a chunk every product's sum
-//! runs in index order from zero (norms: the order of [`lanes`](super::lanes)), the unit lower-triangular system is
+//! runs in index order from zero (norms: the order of `lanes`), the unit lower-triangular system is
 //! solved by forward substitution, and the running sum of g is kept in f64, since differences of it are exponentiated.
 //! A bf16 state is read exactly and rounded once, when the span is done.
 

@@ -9,20 +9,21 @@ use crate::tensor::Elem;
 pub(super) const LANES: usize = 16;
 /// One value per lane.
 pub(super) type Lanes = [f32; LANES];
-/// Left rows of a full tile.
+/// Left rows that callers take together; no more than a matter of scratch.
 pub(super) const TILE_ROWS: usize = 4;
-/// Right rows of a full tile.
-pub(super) const TILE_COLS: usize = 2;
-/// Lanes in registers at a time: a tile's sums fill half of the sixteen 128-bit registers of baseline x86-64.
-const GROUP: usize = 4;
 
 /// Widens `from` to f32 in whole lanes, the last padded with zeros.
 pub(super) fn pack<E: Elem>(from: &[E], to: &mut [Lanes]) {
-    for (from, to) in from.chunks(LANES).zip(to) {
-        if from.len() < LANES {
-            *to = [0.0; LANES];
+    let (blocks, rest) = from.as_chunks::<LANES>();
+    let (whole, last) = to.split_at_mut(blocks.len().min(to.len()));
+    for (from, to) in blocks.iter().zip(whole) {
+        for l in 0..LANES {
+            to[l] = from[l].to_f32();
         }
-        for (to, from) in to.iter_mut().zip(from) {
+    }
+    if let (Some(to), false) = (last.first_mut(), rest.is_empty()) {
+        *to = [0.0; LANES];
+        for (to, from) in to.iter_mut().zip(rest) {
             *to = from.to_f32();
         }
     }
@@ -33,11 +34,7 @@ pub(super) fn dot<X: Elem, W: Elem>(x: &[X], w: &[W]) -> f32 {
     let mut sums = [0.0; LANES];
     let (x_blocks, x_rest) = x.as_chunks::<LANES>();
     let (w_blocks, w_rest) = w.as_chunks::<LANES>();
-    for (x, w) in x_blocks.iter().zip(w_blocks) {
-        for l in 0..LANES {
-            sums[l] += x[l].to_f32() * w[l].to_f32();
-        }
-    }
+    single(x_blocks, w_blocks, &mut sums);
     for ((sum, x), w) in sums.iter_mut().zip(x_rest).zip(w_rest) {
         *sum += x.to_f32() * w.to_f32();
     }
@@ -49,62 +46,42 @@ pub(super) fn sum_squares(x: &[f32]) -> f32 {
     dot(x, x)
 }
 
-/// Adds the products of every row of `x` with every row of `w`, both packed and `depth` lanes long, to `sums[row of x][row
-/// of w]`: four rows by two at a time, whatever is left one by one.
+/// Adds the products of every row of `x` with every row of `w`, all packed to one length, to `sums[row of x][row of w]`.
 pub(super) fn multiply(x: &[&[Lanes]], w: &[&[Lanes]], sums: &mut [Lanes]) {
-    let cols = w.len();
-    for (x, sums) in x.chunks(TILE_ROWS).zip(sums.chunks_mut(TILE_ROWS * cols)) {
-        match <[&[Lanes]; TILE_ROWS]>::try_from(x) {
-            Ok(x) => strip(x, w, sums),
-            Err(_) => {
-                for (&x, sums) in x.iter().zip(sums.chunks_mut(cols)) {
-                    strip([x], w, sums);
-                }
-            }
+    for (x, sums) in x.iter().zip(sums.chunks_mut(w.len())) {
+        let (pairs, last) = w.as_chunks::<2>();
+        let (sums, last_sum) = sums.as_chunks_mut::<2>();
+        for ([a, b], sums) in pairs.iter().zip(sums) {
+            pair(x, a, b, sums);
+        }
+        for (w, sum) in last.iter().zip(last_sum) {
+            single(x, w, sum);
         }
     }
 }
 
-fn strip<const R: usize>(x: [&[Lanes]; R], w: &[&[Lanes]], sums: &mut [Lanes]) {
-    let cols = w.len();
-    let (pairs, rest) = w.as_chunks::<TILE_COLS>();
-    for (i, &pair) in pairs.iter().enumerate() {
-        tile(x, pair, &mut sums[i * TILE_COLS..], cols);
-    }
-    for (i, &w) in rest.iter().enumerate() {
-        tile(x, [w], &mut sums[pairs.len() * TILE_COLS + i..], cols);
-    }
-}
-
-/// `R` rows by `C`, four lanes at a time through the whole depth; the sum of (r, c) is at `r * pitch + c`.
+/// One row by two: their sums are eight of the sixteen 128-bit registers of baseline x86-64, and the row is read once.
 #[inline(never)] // the sums stay in registers only where the compiler sees nothing else
-fn tile<const R: usize, const C: usize>(x: [&[Lanes]; R], w: [&[Lanes]; C], sums: &mut [Lanes], pitch: usize) {
-    let depth = w[0].len();
-    let (x, w) = (x.map(|x| &x[..depth]), w.map(|w| &w[..depth]));
-    for lanes in (0..LANES).step_by(GROUP).map(|l| l..l + GROUP) {
-        let mut acc = [[[0.0f32; GROUP]; C]; R];
-        for r in 0..R {
-            for c in 0..C {
-                acc[r][c].copy_from_slice(&sums[r * pitch + c][lanes.clone()]);
-            }
-        }
-        for k in 0..depth {
-            for r in 0..R {
-                let x = &x[r][k][lanes.clone()];
-                for c in 0..C {
-                    let w = &w[c][k][lanes.clone()];
-                    for l in 0..GROUP {
-                        acc[r][c][l] += x[l] * w[l];
-                    }
-                }
-            }
-        }
-        for r in 0..R {
-            for c in 0..C {
-                sums[r * pitch + c][lanes.clone()].copy_from_slice(&acc[r][c]);
-            }
+fn pair(x: &[Lanes], a: &[Lanes], b: &[Lanes], sums: &mut [Lanes; 2]) {
+    let [mut p, mut q] = *sums;
+    for ((x, a), b) in x.iter().zip(a).zip(b) {
+        for l in 0..LANES {
+            p[l] += x[l] * a[l];
+            q[l] += x[l] * b[l];
         }
     }
+    *sums = [p, q];
+}
+
+#[inline(never)] // as above
+fn single<X: Elem, W: Elem>(x: &[[X; LANES]], w: &[[W; LANES]], sum: &mut Lanes) {
+    let mut p = *sum;
+    for (x, w) in x.iter().zip(w) {
+        for l in 0..LANES {
+            p[l] += x[l].to_f32() * w[l].to_f32();
+        }
+    }
+    *sum = p;
 }
 
 /// The 16 lanes' sum, halving.

@@ -1,18 +1,20 @@
 //! Experts on the host. Tokens are independent: a token's row is the same bits alone, in any batch, in any block.
 //!
-//! A dot product over K keeps 16 partial sums, sum l over k = l mod 16 in rising k, and adds them as a tree: l with
-//! l + 8, then + 4, + 2, + 1. A token's output is w_0 y_0 + w_1 y_1 + ... in routing order.
+//! Projections are those of [`linear`], in its order. A token's output is w_0 y_0 + w_1 y_1 + ... in routing order.
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::linear::Product;
+use super::quantise::round_trip;
+use super::weight::Matrix;
 use crate::error::{Error, Result};
-use crate::ops::moe::{Dims, EXPERTS};
-use crate::tensor::Elem;
-
-/// Weight rows of one task.
-const TASK_ROWS: usize = 32;
-/// Partial sums of a dot product.
-const LANES: usize = 16;
+use crate::ops::moe::{Dims, EXPERTS, Experts, Inputs};
+use crate::ops::quantise::Form;
+use crate::ops::scheme::{ActScheme, Global};
+use crate::ops::weight::{InputScale, Weight};
+use crate::tensor::{Elem, Rows};
 
 /// The router's choice and where the experts are.
 #[derive(Debug, Clone, Copy)]
@@ -25,13 +27,67 @@ pub struct Routed<'a> {
     pub slots: &'a [i32],
 }
 
-/// The experts' matrices, slot after slot.
+/// One projection of every slot, and how its input is quantised.
 #[derive(Debug, Clone, Copy)]
-pub struct Weights<'a, W> {
-    /// `[slots, 2 inter, H]`.
-    pub gate_up: &'a [W],
-    /// `[slots, H, inter]`.
-    pub down: &'a [W],
+struct Side<'a> {
+    matrix: Matrix<'a>,
+    /// The row of slot 0.
+    first: usize,
+    /// Rows from one slot to the next.
+    stride: usize,
+    act: ActScheme,
+    /// By slot, where the scheme stores them.
+    scales: &'a [f32],
+    sense: Global,
+}
+
+impl<'a> Side<'a> {
+    fn of(w: &'a Weight, act: ActScheme, first: usize, stride: usize) -> Result<Side<'a>> {
+        let scales = if let InputScale::Each(scales) = w.input() { scales.host()? } else { &[] };
+        let sense = if act == ActScheme::Nvfp4 { w.global()? } else { Global::Multiplies };
+        Ok(Side { matrix: Matrix::weight(w)?, first, stride, act, scales, sense })
+    }
+
+    /// A slot's outputs of rows `x`, `cols` elements each, into columns of `y`.
+    fn product<Y: Elem>(&self, x: &[f32], slot: usize, cols: usize, y: &mut [Y], pitch: usize, columns: Range<usize>) {
+        let x = Matrix::F32(Rows::dense(x, cols));
+        let first_row = self.first + slot * self.stride;
+        Product { x: &x, w: &self.matrix, first_row, inputs: cols }.write(y, pitch, columns);
+    }
+
+    fn form(&self, slot: usize) -> Option<Form> {
+        match self.act {
+            ActScheme::None => None,
+            ActScheme::Fp8Tensor => Some(Form::Fp8Tensor(self.scales[slot])),
+            ActScheme::Fp8Token => Some(Form::Fp8Token),
+            ActScheme::Fp8Group => Some(Form::Fp8Group),
+            ActScheme::Nvfp4 => Some(Form::Nvfp4(self.scales[slot], self.sense)),
+        }
+    }
+}
+
+/// The experts' matrices.
+#[derive(Debug, Clone, Copy)]
+pub struct Weights<'a> {
+    gate: Side<'a>,
+    up: Side<'a>,
+    down: Side<'a>,
+    slots: usize,
+}
+
+impl<'a> Weights<'a> {
+    /// The host's view of `w`, whose inputs are quantised as `inputs` says; the op has checked the sizes.
+    pub fn of(w: &'a Experts, inputs: Inputs, dims: Dims, slots: usize) -> Result<Weights<'a>> {
+        let inter = dims.inter;
+        let (gate, up) = match w.gate_up.parts() {
+            [gate, up] => (Side::of(gate, inputs.x[0], 0, inter)?, Side::of(up, inputs.x[1], 0, inter)?),
+            parts => {
+                let gate = Side::of(&parts[0], inputs.x[0], 0, 2 * inter)?;
+                (gate, Side { first: inter, ..gate })
+            }
+        };
+        Ok(Weights { gate, up, down: Side::of(&w.down, inputs.h, 0, dims.hidden)?, slots })
+    }
 }
 
 /// Softmax, top-k and renormalisation of each row. The softmax's sum runs over rising ids, the weights' sum over the
@@ -69,38 +125,35 @@ struct Group {
     pairs: Vec<(usize, usize)>,
 }
 
-/// Sums of the weighted experts of every token, block after block. Scratch on the heap: one block's rows and pairs in
-/// f32.
-pub fn experts<A: Elem, W: Elem>(
+/// Sums of the weighted experts of every token, block after block. Scratch on the heap: one block's pairs, their
+/// rows, activations (f32 before and after the SwiGLU) and outputs.
+pub fn experts<A: Elem>(
     x: &[A],
     routed: Routed,
-    weights: Weights<W>,
+    weights: &Weights,
     dims: Dims,
     block_tokens: usize,
     out: &mut [A],
 ) -> Result<()> {
     let Dims { hidden, inter, top_k, .. } = dims;
-    let slots = weights.down.len() / (hidden * inter);
     let blocks = x.chunks(block_tokens * hidden).zip(out.chunks_mut(block_tokens * hidden)).enumerate();
     for (block, (x, out)) in blocks {
         let first = block * block_tokens * top_k;
         let pairs = x.len() / hidden * top_k;
         let ids = &routed.ids[first..first + pairs];
         let mix = &routed.weights[first..first + pairs];
-        let groups = group(ids, block * block_tokens, routed.slots, slots, top_k)?;
-        let x: Vec<f32> = x.iter().map(|v| v.to_f32()).collect();
-        let outputs: Vec<Vec<f32>> = groups
+        let groups = group(ids, block * block_tokens, routed.slots, weights.slots, top_k)?;
+        let outputs: Vec<Vec<A>> = groups
             .par_iter()
-            .map(|g| {
-                let gate_up = &weights.gate_up[g.slot * 2 * inter * hidden..][..2 * inter * hidden];
-                let down = &weights.down[g.slot * hidden * inter..][..hidden * inter];
-                let rows: Vec<&[f32]> = g.pairs.iter().map(|&(t, _)| &x[t * hidden..][..hidden]).collect();
-                let act = swiglu::<A, W>(&rows, gate_up, inter, hidden);
-                let rows: Vec<&[f32]> = act.chunks(inter).collect();
-                let mut y = product::<W>(&rows, down, hidden, inter);
-                for v in &mut y {
-                    *v = A::from_f32(*v).to_f32();
-                }
+            .map(|group| {
+                let rows = group.pairs.iter().flat_map(|&(t, _)| &x[t * hidden..][..hidden]);
+                let x: Vec<f32> = rows.map(|v| v.to_f32()).collect();
+                let both = gate_up(x, weights, group.slot, inter, hidden);
+                let act: Vec<A> = both.chunks(2 * inter).flat_map(|row| swiglu(row.split_at(inter))).collect();
+                let act = act.iter().map(|v| v.to_f32()).collect();
+                let act = entering(act, inter, weights.down.form(group.slot));
+                let mut y = vec![A::from_f32(0.0); group.pairs.len() * hidden];
+                weights.down.product(&act, group.slot, inter, &mut y, hidden, 0..hidden);
                 y
             })
             .collect();
@@ -112,11 +165,11 @@ pub fn experts<A: Elem, W: Elem>(
             }
         }
         out.par_chunks_mut(hidden).enumerate().for_each(|(t, out)| {
-            let terms: Vec<(f32, &[f32])> = (t * top_k..(t + 1) * top_k)
+            let terms: Vec<(f32, &[A])> = (t * top_k..(t + 1) * top_k)
                 .map(|p| (mix[p], &outputs[place[p].0][place[p].1 * hidden..][..hidden]))
                 .collect();
             for (i, out) in out.iter_mut().enumerate() {
-                *out = A::from_f32(terms.iter().map(|(w, y)| w * y[i]).sum());
+                *out = A::from_f32(terms.iter().map(|(w, y)| w * y[i].to_f32()).sum());
             }
         });
     }
@@ -158,85 +211,29 @@ fn group(ids: &[i32], first_token: usize, table: &[i32], slots: usize, top_k: us
     Ok(groups)
 }
 
-/// round(silu(gate x) * up x) of each row, `[rows, inter]`.
-fn swiglu<A: Elem, W: Elem>(rows: &[&[f32]], gate_up: &[W], inter: usize, hidden: usize) -> Vec<f32> {
-    let (gate, up) = gate_up.split_at(inter * hidden);
-    let mut by_column = vec![0.0; inter * rows.len()];
-    by_column.par_chunks_mut(TASK_ROWS * rows.len()).enumerate().for_each(|(task, out)| {
-        for (j, out) in out.chunks_mut(rows.len()).enumerate() {
-            let row = (task * TASK_ROWS + j) * hidden;
-            let (gate, up) = (&gate[row..row + hidden], &up[row..row + hidden]);
-            for (x, out) in rows.iter().zip(out) {
-                let [g, u] = dot2(x, gate, up);
-                *out = A::from_f32(g / (1.0 + (-g).exp()) * u).to_f32();
-            }
-        }
-    });
-    transpose(&by_column, rows.len())
-}
-
-/// The product of each row with each of the `n` rows of `w` `[n, k]`, `[rows, n]`.
-fn product<W: Elem>(rows: &[&[f32]], w: &[W], n: usize, k: usize) -> Vec<f32> {
-    let mut by_column = vec![0.0; n * rows.len()];
-    by_column.par_chunks_mut(TASK_ROWS * rows.len()).enumerate().for_each(|(task, out)| {
-        for (j, out) in out.chunks_mut(2 * rows.len()).enumerate() {
-            let first = task * TASK_ROWS + 2 * j;
-            let second = (first + 1).min(n - 1);
-            let (a, b) = (&w[first * k..][..k], &w[second * k..][..k]);
-            for (r, x) in rows.iter().enumerate() {
-                let [a, b] = dot2(x, a, b);
-                out[r] = a;
-                if let Some(out) = out.get_mut(rows.len() + r) {
-                    *out = b;
-                }
-            }
-        }
-    });
-    transpose(&by_column, rows.len())
-}
-
-/// `[n, rows]` as `[rows, n]`.
-fn transpose(by_column: &[f32], rows: usize) -> Vec<f32> {
-    let n = by_column.len() / rows;
-    let mut out = vec![0.0; by_column.len()];
-    out.par_chunks_mut(n).enumerate().for_each(|(r, out)| {
-        for (out, column) in out.iter_mut().zip(by_column.chunks(rows)) {
-            *out = column[r];
-        }
-    });
-    out
-}
-
-/// x . a and x . b, in the order of the head of this file.
-#[inline]
-fn dot2<W: Elem>(x: &[f32], a: &[W], b: &[W]) -> [f32; 2] {
-    let (mut p, mut q) = ([0.0f32; LANES], [0.0f32; LANES]);
-    let (xs, x_rest) = x.as_chunks::<LANES>();
-    let (xa, a_rest) = a.as_chunks::<LANES>();
-    let (xb, b_rest) = b.as_chunks::<LANES>();
-    for ((x, a), b) in xs.iter().zip(xa).zip(xb) {
-        for l in 0..LANES {
-            p[l] += x[l] * a[l].to_f32();
-            q[l] += x[l] * b[l].to_f32();
-        }
+/// Rows as a projection reads them: after quantisation, each by itself, where it wants that.
+fn entering(mut rows: Vec<f32>, cols: usize, form: Option<Form>) -> Vec<f32> {
+    if let Some(form) = form {
+        rows.par_chunks_mut(cols).for_each(|row| round_trip(row, form));
     }
-    for (l, ((x, a), b)) in x_rest.iter().zip(a_rest).zip(b_rest).enumerate() {
-        p[l] += x * a.to_f32();
-        q[l] += x * b.to_f32();
-    }
-    [tree(p), tree(q)]
+    rows
 }
 
-#[inline]
-fn tree(mut lanes: [f32; LANES]) -> f32 {
-    let mut half = LANES / 2;
-    while half > 0 {
-        for l in 0..half {
-            lanes[l] += lanes[l + half];
-        }
-        half /= 2;
-    }
-    lanes[0]
+/// Gate, then up, of each row: `[rows, 2 inter]`.
+fn gate_up(x: Vec<f32>, weights: &Weights, slot: usize, inter: usize, hidden: usize) -> Vec<f32> {
+    let (gate, up) = (&weights.gate, &weights.up);
+    let mut both = vec![0.0; x.len() / hidden * 2 * inter];
+    // Quantised once where both want the same.
+    let apart = (gate.form(slot) != up.form(slot)).then(|| entering(x.clone(), hidden, up.form(slot)));
+    let x = entering(x, hidden, gate.form(slot));
+    gate.product(&x, slot, hidden, &mut both, 2 * inter, 0..inter);
+    up.product(apart.as_ref().unwrap_or(&x), slot, hidden, &mut both, 2 * inter, inter..2 * inter);
+    both
+}
+
+/// round(silu(gate) * up) of one row.
+fn swiglu<A: Elem>((gate, up): (&[f32], &[f32])) -> impl Iterator<Item = A> {
+    gate.iter().zip(up).map(|(&g, &u)| A::from_f32(g / (1.0 + (-g).exp()) * u))
 }
 
 /// out = round(out + sigmoid(gate) x shared), element by element.

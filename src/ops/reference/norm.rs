@@ -1,4 +1,4 @@
-//! Norms, row by row. The sum of squares is in the order of [`lanes`](super::lanes); everything else is per element.
+//! Norms, row by row. The sum of squares is in the order of `lanes`; everything else is per element.
 
 use rayon::prelude::*;
 

@@ -126,20 +126,46 @@ impl Raw {
 
     /// The `n` most likely finite lanes.
     fn top(&self, n: usize) -> Vec<(u32, f32)> {
-        let mut lanes = lanes_of(&self.lanes);
-        if n == 0 || lanes.is_empty() {
-            return Vec::new();
-        }
-        let n = n.min(lanes.len());
-        order_first(&mut lanes, n);
-        lanes[..n].iter().map(|lane| (lane.id, self.logprob(lane.id))).collect()
+        leaders(&self.lanes, n).iter().map(|lane| (lane.id, self.logprob(lane.id))).collect()
     }
 }
 
-/// The finite lanes of a row.
-fn lanes_of(values: &[f32]) -> Vec<Lane> {
-    let numbered = values.iter().enumerate().filter(|(_, v)| v.is_finite());
-    numbered.map(|(id, &z)| Lane { id: id as u32, z }).collect()
+/// The first `n` finite lanes by rank, in order; made for small n.
+fn leaders(values: &[f32], n: usize) -> Vec<Lane> {
+    const BLOCK: usize = 64;
+    let mut best: Vec<Lane> = Vec::with_capacity(n + 1);
+    if n == 0 {
+        return best;
+    }
+    // What a lane must exceed: among equal ones the earlier ids, already in, rank first.
+    let mut bar = f32::NEG_INFINITY;
+    for (block, values) in values.chunks(BLOCK).enumerate() {
+        if !values.iter().any(|&z| z > bar) {
+            continue;
+        }
+        for (i, &z) in values.iter().enumerate().filter(|(_, z)| z.is_finite()) {
+            if z > bar {
+                let lane = Lane { id: (block * BLOCK + i) as u32, z };
+                best.insert(best.partition_point(|b| b.z >= z), lane);
+                best.truncate(n);
+                if best.len() == n {
+                    bar = best[n - 1].z;
+                }
+            }
+        }
+    }
+    best
+}
+
+/// The `k`-th largest finite value, if there are so many.
+fn kth_largest(z: &[f32], k: usize) -> Option<f32> {
+    /// From here on inserting costs more than partitioning.
+    const MANY: usize = 256;
+    if k <= MANY {
+        return leaders(z, k).get(k - 1).map(|lane| lane.z);
+    }
+    let mut finite: Vec<f32> = z.iter().copied().filter(|z| z.is_finite()).collect();
+    (k <= finite.len()).then(|| *finite.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1)
 }
 
 /// Puts the first `n` lanes by rank in front, in order.
@@ -203,19 +229,16 @@ fn tempered(z: f32, temperature: f32) -> f32 {
 
 /// The lanes of the processed logits `z` that min-p, top-k and top-p leave, in no order. `max` is the largest of `z`.
 pub fn kept(z: &[f32], max: f32, row: &SampleRow) -> Vec<Lane> {
-    let mut lanes = lanes_of(z);
     let max = tempered(max, row.temperature);
-    if row.min_p > 0.0 {
-        // p >= min_p * largest p, as logits.
-        let least = max + elementary::ln(row.min_p.max(f32::MIN_POSITIVE));
-        lanes.retain(|lane| tempered(lane.z, row.temperature) >= least);
-    }
+    // p >= min_p * largest p, as logits.
+    let least = max + elementary::ln(row.min_p.clamp(f32::MIN_POSITIVE, 1.0));
+    let enough = |z: f32| row.min_p <= 0.0 || tempered(z, row.temperature) >= least;
+    // min-p leaves the first lanes by rank, so the k-th of all is the k-th of what it leaves, if there are so many.
     let k = row.top_k as usize;
-    if k > 0 && k < lanes.len() {
-        let (_, kth, _) = lanes.select_nth_unstable_by(k - 1, by_rank);
-        let kth = kth.z;
-        lanes.retain(|lane| lane.z >= kth);
-    }
+    let kth = if k == 0 || k >= z.len() { None } else { kth_largest(z, k) };
+    let kth = kth.unwrap_or(f32::NEG_INFINITY);
+    let numbered = z.iter().enumerate().filter(|(_, z)| z.is_finite() && **z >= kth && enough(**z));
+    let mut lanes: Vec<Lane> = numbered.map(|(id, &z)| Lane { id: id as u32, z }).collect();
     if row.top_p < 1.0 {
         let e = |lane: &Lane| elementary::exp(tempered(lane.z, row.temperature) - max);
         let count = top_p(&mut lanes, row.top_p, mass_shift(z.len()), e);
@@ -233,8 +256,13 @@ fn draw(raw: &Raw, row: &SampleRow, edits: &[Edit]) -> Option<u32> {
     }
     let max = tempered(best.z, row.temperature);
     let key = [row.seed as u32, (row.seed >> 32) as u32];
-    let race = |lane: &Lane| {
-        let words = philox4x32(key, [lane.id / 2, row.step as u32, (row.step >> 32) as u32, DRAW]);
+    // One block of random words serves an even id and the next.
+    let (mut block, mut words) = (u32::MAX, [0; 4]);
+    let mut race = |lane: &Lane| {
+        if lane.id / 2 != block {
+            block = lane.id / 2;
+            words = philox4x32(key, [block, row.step as u32, (row.step >> 32) as u32, DRAW]);
+        }
         let half = 2 * (lane.id as usize % 2);
         let e = elementary::exp(tempered(lane.z, row.temperature) - max);
         e / exponential(u64::from(words[half]) << 32 | u64::from(words[half + 1]))

@@ -51,8 +51,8 @@ fn what_is_neither_says_what_there_is() {
         ("qwen3.6-27:layers=2@bf16", "did you mean qwen3.6-27b?"),
         ("qwen3.5-397b-a17b", "could be verified"),
         ("qwen3.5-122b-a10b:layers=1", "could be verified"),
-        ("", "Built in are tiny, tiny-moe"),
-        ("@bf16", "Built in are tiny, tiny-moe"),
+        ("", "built in are tiny, tiny-moe"),
+        ("@bf16", "built in are tiny, tiny-moe"),
     ] {
         let error = ModelRef::parse(text).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{text}: {error:?}");

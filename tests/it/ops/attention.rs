@@ -13,9 +13,9 @@ use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 use rand_chacha::ChaCha8Rng;
 
 use super::world::{
-    Step, bits, blank, card, cx, device, limits, message, numerics, on_threads, plan, rng, scatter, stored, tensor,
-    uniform,
+    Step, blank, card, cx, device, limits, message, numerics, on_threads, plan, scatter, stored, tensor, uniform,
 };
+use super::{bytes, rng};
 
 /// A sequence's fused rows, all positions: what a one-shot prefill would be given.
 struct Sequence {
@@ -77,7 +77,7 @@ fn run(case: &Case, sequences: &[Sequence], seed: u64) -> Vec<Vec<u8>> {
     let qkv = fused(&device, case, sequences, true);
     let out = attend(&cx(&device, &meter, numerics(case.dtype)), &qkv, &kv, case.dims, &step.batch()).unwrap();
     let row_bytes = case.dims.heads * case.dims.head_dim * case.dtype.bytes() as usize;
-    let mut rows = bits(&out).chunks(row_bytes).map(<[u8]>::to_vec).collect::<Vec<_>>().into_iter();
+    let mut rows = bytes(&out).chunks(row_bytes).map(<[u8]>::to_vec).collect::<Vec<_>>().into_iter();
     case.sequences.iter().map(|&(_, len)| rows.by_ref().take(len).flatten().collect()).collect()
 }
 
@@ -207,7 +207,7 @@ fn prefill(case: &Case, sequence: &Sequence, chunks: &[usize], seed: u64) -> Vec
         let cols = case.dims.qkv_cols();
         let qkv = tensor(&device, case.dtype, &[len, cols], &sequence.rows[context * cols..(context + len) * cols]);
         write(&cx, &qkv, case.dims, &mut kv, &step.batch()).unwrap();
-        rows.extend(bits(&attend(&cx, &qkv, &kv, case.dims, &step.batch()).unwrap()));
+        rows.extend(bytes(&attend(&cx, &qkv, &kv, case.dims, &step.batch()).unwrap()));
         context += len;
     }
     rows
@@ -243,7 +243,7 @@ fn an_inert_sequence_is_zero_and_changes_nothing() {
     let qkv = fused(&device, &case, &sequences, true);
     let out = attend(&cx(&device, &meter, numerics(case.dtype)), &qkv, &kv, case.dims, &step.batch()).unwrap();
     let want = run(&case, &sequences, 1);
-    let mut rows = bits(&out).into_iter();
+    let mut rows = bytes(&out).into_iter();
     for (i, want) in want.iter().enumerate() {
         let got: Vec<u8> = rows.by_ref().take(want.len()).collect();
         assert!(if i == 1 { got.iter().all(|&b| b == 0) } else { got == *want }, "sequence {i}");

@@ -51,7 +51,9 @@ impl Stream {
                 let s = &mut state[h * dk * dv..][..dk * dv];
                 let decay = f64::from(self.g[t * value_heads + h]).exp();
                 let beta = f64::from(self.beta[t * value_heads + h]);
-                s.iter_mut().for_each(|s| *s *= decay);
+                for s in s.iter_mut() {
+                    *s *= decay;
+                }
                 for c in 0..dv {
                     let read: f64 = (0..dk).map(|r| s[r * dv + c] * k[r]).sum();
                     let delta = beta * (f64::from(v[c]) - read);

@@ -74,7 +74,7 @@ fn rows_of_prefills_are_not_written() {
     let before = bytes(&state);
     let mut out = tensor(&cx, DType::F32, &[4, 4], &[9.0; 16]);
     recurrent(&cx, &conv, &gates, &mut state, dims, step.batch(), &mut out).unwrap();
-    assert!(values(&out)[..4].iter().all(|&v| v != 9.0));
+    assert!(values(&out)[..4].iter().all(|v| v.abs() < 5.0));
     assert_eq!(values(&out)[4..], [9.0; 12]);
     assert!(bytes(&state)[64..] == before[64..]);
     assert!(bytes(&state)[..64] != before[..64]);

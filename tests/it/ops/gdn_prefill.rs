@@ -22,8 +22,11 @@ fn to_f64(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&v| f64::from(v)).collect()
 }
 
-/// One sequence of the fixture, with its initial state and what the recurrence gives, without and with it.
-fn fixture_sequences() -> Vec<(String, Stream, [(Vec<f32>, Vec<f64>, Vec<f64>); 2])> {
+/// An initial state, and the output and final state that transformers' recurrence gives in float64.
+type Start = (Vec<f32>, Vec<f64>, Vec<f64>);
+
+/// The sequences of the fixture, each started from zero and from its s0.
+fn fixture_sequences() -> Vec<(String, Stream, [Start; 2])> {
     let fixture = Fixture::load("gdn_ops/ops.safetensors");
     let mut all = Vec::new();
     for case in ["c0", "c1", "c2", "c3"] {

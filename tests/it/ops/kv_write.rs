@@ -8,7 +8,8 @@ use highwater::ops::kv_write::{KvPages, cost, write};
 use highwater::ops::{Limits, Meter};
 use std::sync::Arc;
 
-use super::world::{Step, bits, blank, cx, device, message, numerics, plan, rng, scatter, tensor, uniform};
+use super::world::{Step, blank, cx, device, message, numerics, plan, scatter, tensor, uniform};
+use super::{bytes, rng};
 
 const DIMS: AttnDims = AttnDims { heads: 4, kv_heads: 2, head_dim: 6, rotary_dim: 2 };
 const SEQUENCES: &[(usize, usize)] = &[(63, 1), (64, 1), (0, 70), (60, 9)];
@@ -58,7 +59,7 @@ fn each_row_goes_to_its_slot_and_nothing_else_changes() {
         for (half, t) in [&kv.k, &kv.v].into_iter().enumerate() {
             let row_bytes = DIMS.kv_cols() * dtype.bytes() as usize;
             let from = 2 * DIMS.heads * DIMS.head_dim + half * DIMS.kv_heads * DIMS.head_dim;
-            for (slot, got) in bits(t).chunks(row_bytes).enumerate() {
+            for (slot, got) in bytes(t).chunks(row_bytes).enumerate() {
                 let want: Vec<u8> = match places.iter().position(|p| *p == Some(slot)) {
                     Some(row) => values[row * DIMS.qkv_cols() + from..][..DIMS.kv_cols()]
                         .iter()
@@ -85,12 +86,12 @@ fn a_slot_past_the_pages_is_an_error_and_writes_nothing() {
     let qkv =
         tensor(&device, DType::F32, &[rows(), DIMS.qkv_cols()], &uniform(&mut rng, rows() * DIMS.qkv_cols(), 1.0));
     let mut kv = KvPages::new(&device, DType::F32, total, DIMS).unwrap();
-    let before = (bits(&kv.k), bits(&kv.v));
+    let before = (bytes(&kv.k), bytes(&kv.v));
     let slot = (total * PAGE_TOKENS) as i32;
     step.inputs.kv_slots.host_mut::<i32>().unwrap()[5] = slot;
     let said = message(write(&cx(&device, &meter, numerics(DType::F32)), &qkv, DIMS, &mut kv, &step.batch()));
     assert!(said.contains("row 5") && said.contains(&format!("slot {slot}")), "{said}");
-    assert_eq!((bits(&kv.k), bits(&kv.v)), before);
+    assert_eq!((bytes(&kv.k), bytes(&kv.v)), before);
 }
 
 #[test]

@@ -11,11 +11,15 @@ mod gdn_prefill;
 mod kit;
 mod kv_write;
 mod linear;
+mod linear_quantised;
 mod moe;
+mod moe_quantised;
 mod norm;
+mod quantise;
 mod rope;
 mod rows;
 mod sampler;
+mod weight;
 mod world;
 
 use std::path::Path;

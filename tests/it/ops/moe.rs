@@ -1,9 +1,15 @@
 //! Router and experts against float64, ties, absent experts, blocks, batches, shared expert, bytes.
 
+use std::ops::Range;
+
 use highwater::device::DeviceSpec;
 use highwater::device::cards;
 use highwater::num::{DType, bf16};
-use highwater::ops::moe::{self, Case, Dims, Experts, Routing};
+use highwater::ops::cost::Unit;
+use highwater::ops::linear::Projection;
+use highwater::ops::moe::{self, Case, Dims, Experts, Inputs, Routing};
+use highwater::ops::scheme::ActScheme;
+use highwater::ops::weight::Weight;
 use highwater::ops::{Limits, Numerics, reference};
 use highwater::tensor::Tensor;
 
@@ -32,29 +38,43 @@ impl Operands {
 
     fn experts(&self, kit: &Kit, case: &Case) -> Experts {
         let Dims { hidden, inter, experts, .. } = case.dims;
-        Experts {
-            gate_up: kit.floats(case.weights, &[experts, 2 * inter, hidden], &self.gate_up),
-            down: kit.floats(case.weights, &[experts, hidden, inter], &self.down),
-            slots: kit.ints(&[experts], &(0..experts as i32).collect::<Vec<_>>()),
-        }
+        let (gate_up, down) = pair(
+            kit.floats(case.weights, &[experts * 2 * inter, hidden], &self.gate_up),
+            kit.floats(case.weights, &[experts * hidden, inter], &self.down),
+        );
+        Experts { gate_up, down, slots: kit.ints(&[experts], &(0..experts as i32).collect::<Vec<_>>()) }
     }
 
-    fn rows(&self, kit: &Kit, case: &Case, tokens: std::ops::Range<usize>) -> Tensor {
+    fn rows(&self, kit: &Kit, case: &Case, tokens: Range<usize>) -> Tensor {
         let h = case.dims.hidden;
         kit.floats(case.act, &[tokens.len(), h], &self.x[tokens.start * h..tokens.end * h])
     }
 
-    fn router(&self, kit: &Kit, case: &Case, tokens: std::ops::Range<usize>) -> Tensor {
+    fn router(&self, kit: &Kit, case: &Case, tokens: Range<usize>) -> Tensor {
         let e = case.dims.experts;
         kit.floats(case.act, &[tokens.len(), e], &self.logits[tokens.start * e..tokens.end * e])
     }
 }
 
-fn run(kit: &Kit, case: &Case, operands: &Operands, tokens: std::ops::Range<usize>) -> Vec<f32> {
+/// Every way to quantise an input.
+const ACT_SCHEMES: [ActScheme; 5] =
+    [ActScheme::None, ActScheme::Fp8Tensor, ActScheme::Fp8Token, ActScheme::Fp8Group, ActScheme::Nvfp4];
+
+fn plain(matrix: Tensor) -> Weight {
+    Weight::plain(matrix).unwrap()
+}
+
+/// gate_up and down, both floats.
+fn pair(gate_up: Tensor, down: Tensor) -> (Projection, Weight) {
+    (plain(gate_up).into(), plain(down))
+}
+
+/// The outputs of some tokens of a case, as a step of their own.
+fn run(kit: &Kit, case: &Case, operands: &Operands, w: &Experts, tokens: Range<usize>) -> Vec<f32> {
     let cx = kit.cx();
     let routing = moe::route(&cx, &operands.router(kit, case, tokens.clone()), case.dims.top_k).unwrap();
     let x = operands.rows(kit, case, tokens);
-    values(&moe::experts(&cx, &x, &routing, &operands.experts(kit, case), case.dims.inter).unwrap())
+    values(&moe::experts(&cx, &x, &routing, w, case.dims.inter).unwrap())
 }
 
 fn routing(kit: &Kit, top_k: usize, ids: &[i32], weights: &[f32]) -> Routing {
@@ -251,12 +271,13 @@ fn a_token_is_the_same_bits_alone_as_in_any_batch() {
         let kit = Kit::cpu(Kit::of(case.act));
         let o = Operands::new(&case, 200 + seed as u32);
         let h = case.dims.hidden;
-        let whole = run(&kit, &case, &o, 0..case.tokens);
+        let w = o.experts(&kit, &case);
+        let whole = run(&kit, &case, &o, &w, 0..case.tokens);
         for t in (0..case.tokens).step_by(case.tokens.div_ceil(20)) {
-            assert!(same_bits(&run(&kit, &case, &o, t..t + 1), &whole[t * h..][..h]), "{} token {t}", case.name);
+            assert!(same_bits(&run(&kit, &case, &o, &w, t..t + 1), &whole[t * h..][..h]), "{} token {t}", case.name);
         }
         let cut = case.tokens / 2;
-        assert!(same_bits(&run(&kit, &case, &o, 0..cut), &whole[..cut * h]), "{}", case.name);
+        assert!(same_bits(&run(&kit, &case, &o, &w, 0..cut), &whole[..cut * h]), "{}", case.name);
     }
 }
 
@@ -266,13 +287,14 @@ fn blocks_and_threads_do_not_show() {
     let o = Operands::new(&case, 7);
     let kit = Kit::cpu(Numerics::F32);
     let routing = moe::route(&kit.cx(), &o.router(&kit, &case, 0..150), case.dims.top_k).unwrap();
+    let w = o.experts(&kit, &case);
     let slots: Vec<i32> = (0..case.dims.experts as i32).collect();
     let weights = values(&routing.weights);
     let run = |block: usize| {
         let mut out = vec![f32::NAN; o.x.len()];
         let routed = reference::moe::Routed { ids: routing.ids.host().unwrap(), weights: &weights, slots: &slots };
-        let matrices = reference::moe::Weights { gate_up: &o.gate_up[..], down: &o.down[..] };
-        reference::moe::experts(&o.x, routed, matrices, case.dims, block, &mut out).unwrap();
+        let matrices = reference::moe::Weights::of(&w, Inputs::NONE, case.dims, case.dims.experts).unwrap();
+        reference::moe::experts(&o.x, routed, &matrices, case.dims, block, &mut out).unwrap();
         out
     };
     let whole = run(150);
@@ -290,13 +312,14 @@ fn a_step_of_several_blocks_is_the_same_as_its_tokens_alone() {
     // Rows so wide that a block's workspace holds 256 tokens only.
     let dims = Dims { hidden: 65_500, inter: 3, experts: 2, top_k: 2 };
     let case = Case { name: "two blocks", tokens: 257, dims, act: DType::F32, weights: DType::F32 };
-    let tactic = moe::tactic(&DeviceSpec::host(), 257, dims, DType::F32);
+    let tactic = moe::tactic(&DeviceSpec::host(), 257, dims, DType::F32, Inputs::NONE);
     assert_eq!(tactic.block_tokens, 129, "{tactic:?}");
     let kit = Kit::cpu(Numerics::F32);
     let o = Operands::new(&case, 8);
-    let whole = run(&kit, &case, &o, 0..257);
+    let w = o.experts(&kit, &case);
+    let whole = run(&kit, &case, &o, &w, 0..257);
     for t in [0, 128, 129, 256] {
-        assert!(same_bits(&run(&kit, &case, &o, t..t + 1), &whole[t * 65_500..][..65_500]), "token {t}");
+        assert!(same_bits(&run(&kit, &case, &o, &w, t..t + 1), &whole[t * 65_500..][..65_500]), "token {t}");
     }
 }
 
@@ -337,11 +360,9 @@ fn experts_are_found_through_their_slots() {
     let nan = |n| vec![f32::NAN; n];
     let gate_up = [&o.gate_up[3 * gu..], &nan(gu), &o.gate_up[..gu]].concat();
     let down = [&o.down[3 * dn..], &nan(dn), &o.down[..dn]].concat();
-    let mut w = Experts {
-        gate_up: kit.floats(DType::F32, &[3, 16, 16], &gate_up),
-        down: kit.floats(DType::F32, &[3, 16, 8], &down),
-        slots: kit.ints(&[4], &[2, -1, -1, 0]),
-    };
+    let (gate_up, down) =
+        pair(kit.floats(DType::F32, &[3 * 16, 16], &gate_up), kit.floats(DType::F32, &[3 * 16, 8], &down));
+    let mut w = Experts { gate_up, down, slots: kit.ints(&[4], &[2, -1, -1, 0]) };
     let got = values(&moe::experts(&kit.cx(), &x, &r, &w, 8).unwrap());
     assert!(same_bits(&got, &want));
 
@@ -396,23 +417,25 @@ fn operands_that_disagree_are_refused() {
     assert_refused(moe::route(&cx, &kit.ints(&[1, 2], &[0, 0]), 1), &["i32"]);
 
     let dims = Dims { hidden: 8, inter: 4, experts: 3, top_k: 2 };
-    let experts = |gu: &[usize], dn: &[usize], slots: usize| Experts {
-        gate_up: f(gu),
-        down: f(dn),
-        slots: kit.ints(&[slots], &vec![0; slots]),
+    let experts = |gu: &[usize], dn: &[usize], slots: usize| {
+        let (gate_up, down) = pair(f(gu), f(dn));
+        Experts { gate_up, down, slots: kit.ints(&[slots], &vec![0; slots]) }
     };
-    let right = || experts(&[3, 8, 8], &[3, 8, 4], 3);
+    let right = || experts(&[3 * 8, 8], &[3 * 8, 4], 3);
     let routed = |t: usize, k: usize| routing(&kit, k, &vec![0; t * k], &vec![0.5; t * k]);
     assert!(moe::experts(&cx, &f(&[5, 8]), &routed(5, 2), &right(), dims.inter).is_ok());
     assert_refused(moe::experts(&cx, &f(&[5, 8]), &routed(4, 2), &right(), 4), &["routing ids", "[4, 2]", "[5, 2]"]);
-    assert_refused(moe::experts(&cx, &f(&[5, 9]), &routed(5, 2), &right(), 4), &["gate_up", "[3, 8, 8]", "[3, 8, 9]"]);
-    assert_refused(moe::experts(&cx, &f(&[5, 8]), &routed(5, 2), &right(), 5), &["gate_up", "[3, 10, 8]"]);
-    let w = experts(&[3, 8, 8], &[2, 8, 4], 3);
-    assert_refused(moe::experts(&cx, &f(&[5, 8]), &routed(5, 2), &w, 4), &["down", "[2, 8, 4]", "[3, 8, 4]"]);
+    let w = experts(&[3 * 8, 9], &[3 * 8, 4], 3);
+    assert_refused(moe::experts(&cx, &f(&[5, 8]), &routed(5, 2), &w, 4), &["gate_up", "[24, 9]", "3 slots x 8, 8"]);
+    assert_refused(moe::experts(&cx, &f(&[5, 8]), &routed(5, 2), &right(), 5), &["down", "[24, 4]", "slots x 8, 5"]);
+    let w = experts(&[3 * 8, 8], &[2 * 8, 4], 3);
+    assert_refused(moe::experts(&cx, &f(&[5, 8]), &routed(5, 2), &w, 4), &["gate_up", "[24, 8]", "2 slots x 8, 8"]);
+    let w = experts(&[3 * 8, 8], &[3 * 8 - 1, 4], 3);
+    assert_refused(moe::experts(&cx, &f(&[5, 8]), &routed(5, 2), &w, 4), &["down", "[23, 4]", "slots x 8, 4"]);
     assert_refused(moe::experts(&cx, &f(&[5, 8]), &routed(5, 4), &right(), 4), &["5 tokens to 4 of 3 experts"]);
-    let mut w = right();
-    w.down = kit.floats(DType::Bf16, &[3, 8, 4], &[0.0; 96]);
-    assert_refused(moe::experts(&cx, &f(&[5, 8]), &routed(5, 2), &w, 4), &["down", "bf16", "f32"]);
+    let gates = || plain(f(&[3 * 4, 8]));
+    let w = Experts { gate_up: Projection::new(vec![gates(), gates(), gates()]).unwrap(), ..right() };
+    assert_refused(moe::experts(&cx, &f(&[5, 8]), &routed(5, 2), &w, 4), &["gate_up", "3 parts", "one or two"]);
     let x16 = kit.floats(DType::Bf16, &[5, 8], &[0.0; 40]);
     assert_refused(moe::experts(&cx, &x16, &routed(5, 2), &right(), 4), &["x is bf16", "f32"]);
     let narrow = Kit::cpu(Numerics::BF16);
@@ -446,7 +469,7 @@ fn plan_and_cpu_take_the_same_bytes() {
             ));
         }
         assert_eq!(reports[0], reports[1], "{}", case.name);
-        let tactic = moe::tactic(&DeviceSpec::host(), case.tokens, case.dims, case.act);
+        let tactic = moe::tactic(&DeviceSpec::host(), case.tokens, case.dims, case.act, Inputs::NONE);
         let workspace = reports[0].0.owners.iter().find(|(owner, _)| owner.to_string().ends_with("experts.workspace"));
         assert_eq!(workspace.map(|(_, bytes)| *bytes), Some(tactic.workspace), "{:?}", reports[0].0.owners);
     }
@@ -464,19 +487,21 @@ fn no_step_needs_more_than_the_upper_bound() {
             top_k,
         };
         let act = if round % 2 == 0 { DType::Bf16 } else { DType::F32 };
+        let mut scheme = || ACT_SCHEMES[words.below(ACT_SCHEMES.len())];
+        let inputs = Inputs { x: [scheme(), scheme()], h: scheme() };
         let step_tokens = 1 + words.below(20_000);
         let limits = Limits { step_tokens, batch: 8, context: 32_768 };
         let spec = &cards::all()[words.below(cards::all().len())];
-        let bound = moe::upper_bound(spec, limits, dims, act);
+        let bound = moe::upper_bound(spec, limits, dims, act, inputs);
         for tokens in [1, step_tokens, 1 + words.below(step_tokens), 1 + words.below(step_tokens)] {
-            let tactic = moe::tactic(spec, tokens, dims, act);
+            let tactic = moe::tactic(spec, tokens, dims, act, inputs);
             assert!(tactic.workspace <= bound, "{tokens} tokens of {limits:?} {dims:?}: {tactic:?} > {bound}");
             assert!(tactic.block_tokens >= 1 && tactic.block_tokens <= tokens);
         }
     }
     // The published layer: the workspace stops growing, under 130 MiB.
     let dims = Dims { hidden: 2048, inter: 512, experts: 256, top_k: 8 };
-    let at = |tokens| moe::tactic(&DeviceSpec::host(), tokens, dims, DType::Bf16).workspace;
+    let at = |tokens| moe::tactic(&DeviceSpec::host(), tokens, dims, DType::Bf16, Inputs::NONE).workspace;
     assert!(at(1 << 20) < 130 << 20 && at(8192) < 130 << 20 && at(64) < 4 << 20);
 }
 
@@ -492,7 +517,7 @@ fn sizing_takes_the_upper_bound() {
         let routing = moe::route(cx, &logits, case.dims.top_k).unwrap();
         moe::experts(cx, &x, &routing, &w, case.dims.inter).unwrap()
     });
-    let bound = moe::upper_bound(&DeviceSpec::host(), limits, case.dims, DType::F32);
+    let bound = moe::upper_bound(&DeviceSpec::host(), limits, case.dims, DType::F32, Inputs::NONE);
     assert!(report.owners.iter().any(|(owner, b)| owner.to_string().ends_with("experts.workspace") && *b == bound));
 }
 
@@ -500,10 +525,10 @@ fn sizing_takes_the_upper_bound() {
 fn costs_count_the_experts_expected() {
     let dims = Dims { hidden: 2048, inter: 512, experts: 256, top_k: 8 };
     let expert = 3 * 2048 * 512 * 2;
-    let bytes = |tokens| moe::cost(tokens, dims, DType::Bf16, DType::Bf16).resident_bytes;
+    let bytes = |tokens| moe::cost(tokens, dims, DType::Bf16, expert, Unit::Bf16).resident_bytes;
     assert_eq!(bytes(1), 8 * expert);
     assert_eq!(bytes(100_000), 256 * expert);
     let expected = 256.0 * (1.0 - (1.0 - 8.0 / 256.0f64).powi(64)) * f64::from(expert as u32);
     assert!((bytes(64) as f64 - expected).abs() < 1.0);
-    assert_eq!(moe::cost(3, dims, DType::Bf16, DType::Bf16).flops, 3 * 8 * 6 * 2048 * 512);
+    assert_eq!(moe::cost(3, dims, DType::Bf16, expert, Unit::Bf16).flops, 3 * 8 * 6 * 2048 * 512);
 }

@@ -95,7 +95,7 @@ fn the_gated_norm_rounds_before_the_gate() {
     let norms: Vec<f64> = x.chunks_exact(16).flat_map(|r| normed(r, &w, |w| w)).collect();
     let at = |f: &dyn Fn(f64, f64) -> f64| -> usize {
         let expected = norms.iter().zip(&z).map(|(&n, &z)| round(DType::Bf16, f(n, gate_of(Gate::Silu, z)) as f32));
-        expected.zip(values(&y)).filter(|(e, y)| e == y).count()
+        expected.zip(values(&y)).filter(|(e, y)| e.to_bits() == y.to_bits()).count()
     };
     let twice = at(&|n, gate| f64::from(round(DType::Bf16, n as f32)) * gate);
     let once = at(&|n, gate| n * gate);

@@ -7,7 +7,8 @@ use highwater::ops::attention::AttnDims;
 use highwater::ops::rope::{Rope, Yarn, cost, inv_freq, qk_norm_rope};
 use highwater::ops::{Limits, Meter};
 
-use super::world::{Step, blank, cx, device, message, numerics, on_threads, plan, read, rng, stored, tensor, uniform};
+use super::world::{Step, blank, cx, device, message, numerics, on_threads, plan, stored, tensor, uniform};
+use super::{rng, values};
 
 const DIMS: AttnDims = AttnDims { heads: 6, kv_heads: 2, head_dim: 32, rotary_dim: 8 };
 const FULL: AttnDims = AttnDims { heads: 2, kv_heads: 1, head_dim: 256, rotary_dim: 64 };
@@ -40,15 +41,15 @@ fn check(dims: AttnDims, dtype: DType, factor: f32, sequences: &[(usize, usize)]
     let pages: Vec<Vec<i32>> = sequences.iter().map(|&(context, len)| vec![0; (context + len).div_ceil(64)]).collect();
     let limits = Limits { step_tokens: rows, batch: sequences.len(), context };
     let step = Step::new(&device, limits, sequences, 0, &pages);
-    let values = uniform(&mut rng, rows * dims.qkv_cols(), 3.0);
-    let mut qkv = tensor(&device, dtype, &[rows, dims.qkv_cols()], &values);
+    let given = uniform(&mut rng, rows * dims.qkv_cols(), 3.0);
+    let mut qkv = tensor(&device, dtype, &[rows, dims.qkv_cols()], &given);
     let (qw, kw) = (uniform(&mut rng, dims.head_dim, 0.5), uniform(&mut rng, dims.head_dim, 0.5));
     let (freqs, _) = inv_freq(&Rope { theta: 1e7, rotary_dim: dims.rotary_dim, yarn: None }).unwrap();
     let vector = |v: &[f32]| tensor(&device, DType::F32, &[v.len()], v);
     let cx = cx(&device, &meter, numerics(dtype));
     qk_norm_rope(&cx, &mut qkv, &vector(&qw), &vector(&kw), &vector(&freqs), factor, EPS, dims, &step.batch()).unwrap();
     assert_eq!(meter.take()[0].cost, cost(rows, dims, dtype));
-    let (before, after) = (stored(dtype, &values), read(&qkv));
+    let (before, after) = (stored(dtype, &given), values(&qkv));
     let positions = sequences.iter().flat_map(|&(context, len)| context..context + len);
     let d = dims.head_dim;
     for (t, position) in positions.enumerate() {
@@ -108,13 +109,13 @@ fn a_row_is_the_same_on_any_threads() {
             let rows = 50;
             let limits = Limits { step_tokens: rows, batch: 1, context: rows };
             let step = Step::new(&device, limits, &[(0, rows)], 0, &[vec![0]]);
-            let values = uniform(&mut rng(4), rows * DIMS.qkv_cols(), 3.0);
-            let mut qkv = tensor(&device, DType::F32, &[rows, DIMS.qkv_cols()], &values);
+            let given = uniform(&mut rng(4), rows * DIMS.qkv_cols(), 3.0);
+            let mut qkv = tensor(&device, DType::F32, &[rows, DIMS.qkv_cols()], &given);
             let ones = tensor(&device, DType::F32, &[DIMS.head_dim], &[1.0; DIMS.head_dim]);
             let freqs = tensor(&device, DType::F32, &[4], &[1.0, 0.1, 0.01, 0.001]);
             let cx = cx(&device, &meter, numerics(DType::F32));
             qk_norm_rope(&cx, &mut qkv, &ones, &ones, &freqs, 1.0, EPS, DIMS, &step.batch()).unwrap();
-            read(&qkv)
+            values(&qkv)
         })
     };
     assert_eq!(run(1), run(3));

@@ -5,7 +5,8 @@ use highwater::ops::rows::{cases, cost, embed, gather};
 use highwater::ops::{Limits, Meter, Numerics};
 use rand::RngExt;
 
-use super::world::{Step, bits, blank, cx, device, ints, message, numerics, plan, read, rng, stored, tensor, uniform};
+use super::world::{Step, blank, cx, device, ints, message, numerics, plan, stored, tensor, uniform};
+use super::{bytes, rng, values};
 
 /// A step of one sequence with these ids.
 fn step(device: &std::sync::Arc<highwater::device::Device>, ids: &[i32]) -> Step {
@@ -24,32 +25,32 @@ fn rows_are_copied_in_the_order_of_the_indices() {
         let mut rng = rng(i as u64);
         let (device, meter) = (device(), Meter::default());
         let cx = cx(&device, &meter, numerics(case.dtype));
-        let values = uniform(&mut rng, case.table * case.hidden, 3.0);
-        let table = tensor(&device, case.dtype, &[case.table, case.hidden], &values);
+        let given = uniform(&mut rng, case.table * case.hidden, 3.0);
+        let table = tensor(&device, case.dtype, &[case.table, case.hidden], &given);
         let indices: Vec<i32> = (0..case.n).map(|_| rng.random_range(0..case.table as i32)).collect();
-        let held = stored(case.dtype, &values);
+        let held = stored(case.dtype, &given);
         let want: Vec<f32> =
             indices.iter().flat_map(|&r| held[r as usize * case.hidden..][..case.hidden].to_vec()).collect();
         let embedded = embed(&cx, &table, &step(&device, &indices).batch()).unwrap();
         assert_eq!((embedded.shape(), embedded.dtype()), (&[case.n, case.hidden][..], case.dtype));
-        assert_eq!(read(&embedded), want, "{}", case.name);
+        assert_eq!(values(&embedded), want, "{}", case.name);
         // Indices past the n-th are not looked at.
         let longer = ints(&device, &[&indices[..], &[-7, i32::MAX]].concat());
-        assert_eq!(read(&gather(&cx, &table, &longer, case.n, "rows").unwrap()), want, "{}", case.name);
+        assert_eq!(values(&gather(&cx, &table, &longer, case.n, "rows").unwrap()), want, "{}", case.name);
     }
 }
 
 #[test]
 fn a_bf16_table_widens_exactly_to_f32_activations() {
     let (device, meter) = (device(), Meter::default());
-    let values = [0.1, -2.7, f32::MIN_POSITIVE, 3e38, -0.0, 1.0];
-    let table = tensor(&device, DType::Bf16, &[2, 3], &values);
+    let given = [0.1, -2.7, f32::MIN_POSITIVE, 3e38, -0.0, 1.0];
+    let table = tensor(&device, DType::Bf16, &[2, 3], &given);
     let y = embed(&cx(&device, &meter, Numerics::F32), &table, &step(&device, &[1, 0]).batch()).unwrap();
     assert_eq!(y.dtype(), DType::F32);
-    let held = stored(DType::Bf16, &values);
+    let held = stored(DType::Bf16, &given);
     let want: Vec<f32> = [&held[3..], &held[..3]].concat();
     let want = tensor(&device, DType::F32, &[2, 3], &want);
-    assert_eq!(bits(&y), bits(&want));
+    assert_eq!(bytes(&y), bytes(&want));
 }
 
 #[test]

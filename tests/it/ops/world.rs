@@ -12,9 +12,8 @@ use highwater::tensor::{Tensor, byte_size};
 use rand::RngExt;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::SeedableRng;
 
-const SLAB_BYTES: u64 = 1 << 30;
+use super::{SLAB_BYTES, round};
 
 /// The card plans are made for: one with many SMs, so that tactics want workspace.
 pub(super) fn card() -> DeviceSpec {
@@ -41,11 +40,6 @@ pub(super) fn numerics(dtype: DType) -> Numerics {
     if dtype == DType::Bf16 { Numerics::BF16 } else { Numerics::F32 }
 }
 
-/// A generator of its own for each test and case.
-pub(super) fn rng(seed: u64) -> ChaCha8Rng {
-    ChaCha8Rng::seed_from_u64(seed)
-}
-
 /// `n` values in `-scale..scale`.
 pub(super) fn uniform(rng: &mut ChaCha8Rng, n: usize, scale: f32) -> Vec<f32> {
     (0..n).map(|_| rng.random_range(-scale..scale)).collect()
@@ -53,7 +47,7 @@ pub(super) fn uniform(rng: &mut ChaCha8Rng, n: usize, scale: f32) -> Vec<f32> {
 
 /// The values a tensor of `dtype` holds once they are stored.
 pub(super) fn stored(dtype: DType, values: &[f32]) -> Vec<f32> {
-    if dtype == DType::Bf16 { values.iter().map(|&v| bf16::from_f32(v).to_f32()).collect() } else { values.to_vec() }
+    values.iter().map(|&v| round(dtype, v)).collect()
 }
 
 /// A persistent tensor, filled where the device holds data.
@@ -87,20 +81,6 @@ pub(super) fn blank(device: &Arc<Device>, dtype: DType, shape: &[usize]) -> Tens
     let tag = Tag::new(Layer::Weights, "test", "operand");
     let buffer = device.alloc(End::Persistent, tag, byte_size(dtype, shape).unwrap()).unwrap();
     Tensor::new(buffer, dtype, shape).unwrap()
-}
-
-/// The elements as f32.
-pub(super) fn read(t: &Tensor) -> Vec<f32> {
-    match t.dtype() {
-        DType::F32 => t.host::<f32>().unwrap().to_vec(),
-        DType::Bf16 => t.host::<bf16>().unwrap().iter().map(|v| v.to_f32()).collect(),
-        other => panic!("{other}"),
-    }
-}
-
-/// The elements' bit patterns, to compare NaNs and the sign of zero too.
-pub(super) fn bits(t: &Tensor) -> Vec<u8> {
-    t.host::<u8>().unwrap().to_vec()
 }
 
 /// The message of a shape error; anything else fails.
