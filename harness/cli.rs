@@ -43,6 +43,11 @@ pub(crate) enum Verb {
     Logits(LogitsArgs),
     /// Generate tokens and print their ids
     Generate(GenerateArgs),
+    /// Say how each module is stored, what is skipped and by which rule, and all that is wrong, from headers alone
+    Inspect(InspectArgs),
+    /// Write a checkpoint with random weights in a recipe's exact layout
+    #[command(after_long_help = crate::synth::recipes_help())]
+    Synth(SynthArgs),
 }
 
 fn sweep_help() -> String {
@@ -162,6 +167,31 @@ pub(crate) struct GenerateArgs {
     pub(crate) target: Target,
     #[command(flatten)]
     pub(crate) numerics: Numerics,
+}
+
+/// `inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// A checkpoint folder, or GEOMETRY[:layers=N][@RECIPE]
+    pub(crate) model: String,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `synth`.
+#[derive(Debug, Args)]
+pub(crate) struct SynthArgs {
+    /// GEOMETRY[:layers=N]@RECIPE; --help lists the recipes
+    pub(crate) model: String,
+    /// The folder to write, which must be empty or not there
+    pub(crate) dir: PathBuf,
+    /// Write headers, scalars and holes: for what reads no weights
+    #[arg(long)]
+    pub(crate) sparse: bool,
+    /// Seed of the weights
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub(crate) seed: u64,
 }
 
 /// Where it runs and what it may use.

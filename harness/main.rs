@@ -3,7 +3,7 @@
 //! `cli` says what can be asked; `axis`, `bytes` and `ids` read its values. `sweep` runs cells and `frontier` bisects;
 //! `record` is a cell's row, `journal` its files, `table` and `charts` (through `plot`) what people look at,
 //! `definitions` what the numbers mean. `stats` summarises samples, `provenance` says where they come from, `progress` how
-//! long it takes. `failure` is how a verb ends when it cannot go on.
+//! long it takes. `synth` writes a checkpoint and `inspect` says what one holds. `failure` is how a verb ends when it cannot go on.
 
 mod axis;
 mod bytes;
@@ -15,6 +15,7 @@ mod edges;
 mod failure;
 mod frontier;
 mod ids;
+mod inspect;
 mod journal;
 #[cfg(test)]
 mod journal_read;
@@ -29,6 +30,7 @@ mod record;
 mod run_sweep;
 mod stats;
 mod sweep;
+mod synth;
 mod table;
 mod target;
 
@@ -65,5 +67,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Verb::Frontier(args) => edges::frontier(args),
         Verb::Logits(args) => once::logits(args),
         Verb::Generate(args) => once::generate(args),
+        Verb::Inspect(args) => inspect::inspect(args),
+        Verb::Synth(args) => synth::synth(args),
     }
 }

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::account::{Account, Entry, Found, Module, Skipped, account, settle_tie};
+use super::account::{Account, Entry, Found, Module, Skipped, account, k_scale, settle_tie};
 use super::config::{self, CONFIG_LIMIT};
 use super::folder::{self, Weights};
 use super::geometry::Geometry;
@@ -49,6 +49,8 @@ pub struct Survey {
     pub geometry: Geometry,
     /// The linear modules that are stored as the config says, in the order of the forward pass.
     pub modules: Vec<Module>,
+    /// The attention layers with stored scales of an FP8 KV cache.
+    pub kv_layers: Vec<usize>,
     /// What is not read, and why.
     pub skipped: Vec<Skipped>,
     /// Bytes of all parameters on disk.
@@ -96,7 +98,9 @@ impl Checkpoint {
     /// What leaves nothing to report on: a config.json, header or index that cannot be read.
     pub fn survey(folder: &Path) -> Result<Survey> {
         let (_, geometry, done) = gather(folder)?;
+        let has = |layer: &usize| done.entries.contains_key(&k_scale(*layer));
         Ok(Survey {
+            kv_layers: (0..geometry.layers.len()).filter(has).collect(),
             geometry,
             modules: done.modules,
             skipped: done.skipped,

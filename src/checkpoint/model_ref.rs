@@ -1,8 +1,7 @@
 //! What a user may write where a model is asked for.
 //!
-//! May live here: the syntax of a model's name, and the recipes by name. May not: opening anything.
+//! May live here: the syntax of a model's name. May not: opening anything.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -10,23 +9,8 @@ use super::builtin::is_known;
 use super::folder;
 use super::geometry::Geometry;
 use super::json::shown;
+use super::recipe::Recipe;
 use crate::error::{Error, Result};
-
-/// How the weights of a built-in geometry are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Recipe {
-    /// Every parameter in bf16.
-    #[default]
-    Bf16,
-}
-
-impl fmt::Display for Recipe {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Recipe::Bf16 => f.write_str("bf16"),
-        }
-    }
-}
 
 /// A model: a checkpoint on disk, or a geometry with random weights.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,8 +27,8 @@ pub enum ModelRef {
 }
 
 impl ModelRef {
-    /// Parses a folder's path, or `geometry[:layers=N][@recipe]`. A built-in name wins over a folder of that name; write
-    /// `./tiny` for the folder.
+    /// Parses a folder's path, or `geometry[:layers=N][@recipe[,option=value]…]`, as [`Recipe::parse`] reads a recipe. A
+    /// built-in name wins over a folder of that name; write `./tiny` for the folder.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a name or recipe that does not exist, with those that do; [`Error::Config`] for a
@@ -53,8 +37,10 @@ impl ModelRef {
         let name = text.split([':', '@']).next().unwrap_or_default();
         if is_known(name) {
             let (spec, recipe) = text.split_once('@').map_or((text, None), |(s, r)| (s, Some(r)));
-            let recipe = recipe.map_or(Ok(Recipe::default()), recipe_by_name)?;
-            return Ok(ModelRef::Builtin { geometry: Geometry::builtin(spec)?.into(), recipe });
+            let recipe = recipe.map_or_else(|| Ok(Recipe::default()), Recipe::parse)?;
+            let geometry = Geometry::builtin(spec)?;
+            recipe.check(&geometry)?;
+            return Ok(ModelRef::Builtin { geometry: geometry.into(), recipe });
         }
         let path = Path::new(text);
         if text.contains('/') || text.starts_with('.') || (!text.is_empty() && path.exists()) {
@@ -75,15 +61,5 @@ impl FromStr for ModelRef {
     type Err = Error;
     fn from_str(text: &str) -> Result<ModelRef> {
         ModelRef::parse(text)
-    }
-}
-
-fn recipe_by_name(name: &str) -> Result<Recipe> {
-    match name {
-        "bf16" => Ok(Recipe::Bf16),
-        other => Err(Error::Unsupported {
-            what: format!("recipe \"@{}\"", shown(other)),
-            supported: "the recipe of this build is @bf16".into(),
-        }),
     }
 }

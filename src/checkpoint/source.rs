@@ -6,11 +6,12 @@ use std::path::Path;
 
 use half::bf16;
 
-use crate::checkpoint::{Checkpoint, Dtype, Geometry, ModelRef, RowScale, Verdict};
+use super::seeded::Seeded;
+use crate::checkpoint::{Checkpoint, Dtype, Geometry, ModelRef, Recipe, RowScale, Verdict};
 use crate::error::{Error, Result};
-use crate::num::{DType, philox};
-use crate::ops::scheme::{ActScheme, Grain, Scheme};
-use crate::ops::{Cx, fill};
+use crate::num::DType;
+use crate::ops::Cx;
+use crate::ops::scheme::{Grain, Scheme};
 use crate::tensor::Tensor;
 
 /// Bytes read from a file at once.
@@ -24,36 +25,12 @@ pub enum Source {
     /// Random values that depend on the seed and each parameter's name alone.
     Seeded {
         /// The dimensions.
-        geometry: Geometry,
+        geometry: Box<Geometry>,
+        /// How each module is stored.
+        recipe: Recipe,
         /// The seed.
         seed: u64,
     },
-}
-
-/// How a seeded parameter is drawn: near-normal around `mean`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Init {
-    mean: f32,
-    std: f32,
-}
-
-/// Values that keep a random model's activations near one: matrices by the inverse root of their input width, norms
-/// near their neutral value, decays from slow to fast.
-fn init_of(name: &str, cols: usize) -> Init {
-    let (mean, std) = if name.ends_with("linear_attn.norm.weight") {
-        (1.0, 0.05)
-    } else if name.ends_with("norm.weight") {
-        (0.0, 0.05)
-    } else if name.ends_with("A_log") {
-        (1.0, 0.7)
-    } else if name.ends_with("dt_bias") {
-        (-2.0, 1.0)
-    } else if name.ends_with("conv1d.weight") {
-        (0.0, 0.5)
-    } else {
-        (0.0, 1.0 / (cols as f32).sqrt())
-    };
-    Init { mean, std }
 }
 
 impl ModelRef {
@@ -61,7 +38,7 @@ impl ModelRef {
     pub fn open(self, seed: u64) -> Result<Source> {
         match self {
             ModelRef::Folder(folder) => Ok(Source::Disk(Box::new(Checkpoint::open(&folder)?))),
-            ModelRef::Builtin { geometry, .. } => Ok(Source::Seeded { geometry: *geometry, seed }),
+            ModelRef::Builtin { geometry, recipe } => Ok(Source::Seeded { geometry, recipe, seed }),
         }
     }
 }
@@ -75,14 +52,14 @@ impl Source {
         }
     }
 
-    /// The element type of a parameter as published; seeded ones are bf16.
+    /// The element type of an unquantised parameter as published; seeded ones are bf16.
     pub fn dtype(&self, name: &str) -> Result<DType> {
         match self {
             Source::Disk(checkpoint) => match checkpoint.entry(name) {
                 Some(entry) => stored(checkpoint, name, entry.dtype),
                 None => Err(missing(checkpoint, name)),
             },
-            Source::Seeded { .. } => Ok(DType::Bf16),
+            Source::Seeded { geometry, recipe, seed } => Seeded::of(geometry, recipe, *seed).dtype(name),
         }
     }
 
@@ -94,9 +71,8 @@ impl Source {
         }
         match self {
             Source::Disk(checkpoint) => read(checkpoint, dst, first, rows, name),
-            Source::Seeded { seed, .. } => {
-                let init = init_of(name, dst.cols());
-                fill::normal(cx, dst, first..first + rows, philox::stream_key(*seed, name), 0, init.mean, init.std)
+            Source::Seeded { geometry, recipe, seed } => {
+                Seeded::of(geometry, recipe, *seed).fill(cx, dst, first, rows, name)
             }
         }
     }
@@ -107,29 +83,30 @@ impl Source {
     pub fn verdict(&self, module: &str) -> Result<Verdict> {
         match self {
             Source::Disk(checkpoint) => checkpoint.verdict(module),
-            Source::Seeded { .. } => {
-                let dtype = self.dtype(&format!("{module}.weight"))?;
-                Ok(Verdict { scheme: Scheme::Plain(dtype), act: ActScheme::None, input_scale: None })
-            }
+            Source::Seeded { geometry, recipe, seed } => Seeded::of(geometry, recipe, *seed).verdict(module),
         }
     }
 
     /// Fills rows `first..first + rows` of `dst` (u8, `[_, K]` for FP8, `[_, K/2]` for NVFP4) with a quantised module's
     /// codes as published. On the plan device the module is looked up and nothing is read.
-    pub fn fill_codes(&self, _cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
+    pub fn fill_codes(&self, cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
         match self {
             Source::Disk(checkpoint) => codes(checkpoint, dst, first, rows, module),
-            Source::Seeded { .. } => Err(plain(Path::new("seeded weights"), module)),
+            Source::Seeded { geometry, recipe, seed } => {
+                Seeded::of(geometry, recipe, *seed).fill_codes(cx, dst, first, rows, module)
+            }
         }
     }
 
     /// Fills rows `first..first + rows` of `dst` with a quantised module's block scales: u8 e4m3 codes `[_, K/16]` for
     /// NVFP4, f32 `[_, ceil(K/128)]` for FP8 by block, whose rows are rows of blocks. On the plan device the module is
     /// looked up and nothing is read.
-    pub fn fill_scales(&self, _cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
+    pub fn fill_scales(&self, cx: &Cx, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
         match self {
             Source::Disk(checkpoint) => scales(checkpoint, dst, first, rows, module),
-            Source::Seeded { .. } => Err(plain(Path::new("seeded weights"), module)),
+            Source::Seeded { geometry, recipe, seed } => {
+                Seeded::of(geometry, recipe, *seed).fill_scales(cx, dst, first, rows, module)
+            }
         }
     }
 
@@ -137,7 +114,15 @@ impl Source {
     pub fn row_scale(&self, module: &str) -> Result<RowScale> {
         match self {
             Source::Disk(checkpoint) => checkpoint.row_scale(module),
-            Source::Seeded { .. } => Err(plain(Path::new("seeded weights"), module)),
+            Source::Seeded { geometry, recipe, seed } => Seeded::of(geometry, recipe, *seed).row_scale(module),
+        }
+    }
+
+    /// The stored scales of K and V of a layer's FP8 cache, each a multiplier of its codes; `None` where none are stored.
+    pub fn kv_scales(&self, layer: usize) -> Result<Option<(f32, f32)>> {
+        match self {
+            Source::Disk(checkpoint) => checkpoint.kv_scales(layer),
+            Source::Seeded { geometry, recipe, seed } => Ok(Seeded::of(geometry, recipe, *seed).kv_scales(layer)),
         }
     }
 }

@@ -1,5 +1,8 @@
 //! Seeded values for weights and state: element i of a stream is a function of (key, i) alone, so that any split over
 //! rows, threads or devices writes the same bits.
+//!
+//! Quantised codes are the same near-normal integers n = (sum of the four bytes of word i) - 510, standard deviation
+//! 147.8, rounded to the code's own grid in integer arithmetic: see [`Code`].
 
 use std::ops::Range;
 
@@ -84,6 +87,86 @@ pub fn normal(
     }
 }
 
+/// [`normal`], each value rounded to bf16 first and kept in `dst`'s type: what a bf16 checkpoint holds, read as f32.
+pub fn normal_bf16(
+    cx: &Cx,
+    dst: &mut Tensor,
+    rows: Range<usize>,
+    key: [u32; 2],
+    first_element: u64,
+    mean: f32,
+    std: f32,
+) -> Result<()> {
+    if !mean.is_finite() || !std.is_finite() || std < 0.0 {
+        return Err(Error::shape(OP, format!("mean {mean}, std {std}: both must be finite, std not negative")));
+    }
+    let range = elements(dst, &rows, first_element)?;
+    cx.note(OP, cost(range.len(), dst.dtype()));
+    match cx.device.arm() {
+        Arm::Cpu(_) => with_elem!(OP, dst.dtype(), T => {
+            reference::fill::normal_bf16(&mut dst.host_mut::<T>()?[range], key, first_element, mean, std);
+            Ok(())
+        }),
+        Arm::Plan => Ok(()),
+    }
+}
+
+/// What the bytes of a quantised weight are drawn as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Code {
+    /// An e4m3 code a byte: n / 2 rounded to nearest even, so at most 256 in magnitude and never a NaN.
+    E4m3,
+    /// Two e2m1 codes a byte, element 2j in the low nibble of byte j: n / 44 rounded to nearest even, at most 6.
+    E2m1,
+    /// A positive e4m3 scale a byte: code 0x6C + (word >> 28), that is 96 to 352.
+    ScaleE4m3,
+}
+
+impl Code {
+    /// Elements of the stream that one byte takes.
+    pub fn elements(self) -> u64 {
+        match self {
+            Code::E4m3 | Code::ScaleE4m3 => 1,
+            Code::E2m1 => 2,
+        }
+    }
+}
+
+/// Writes codes to rows `rows` of `dst` (u8): byte j of those rows takes the elements of the stream `key` that start at
+/// `code.elements() x j`.
+pub fn codes(cx: &Cx, dst: &mut Tensor, rows: Range<usize>, key: [u32; 2], code: Code) -> Result<()> {
+    if dst.dtype() != DType::U8 {
+        return Err(Error::shape(OP, format!("codes into {}, must be u8", dst.dtype())));
+    }
+    let range = span(dst, &rows)?;
+    cx.note(OP, cost(range.len(), dst.dtype()));
+    match cx.device.arm() {
+        Arm::Cpu(_) => {
+            reference::fill::codes(&mut dst.host_mut::<u8>()?[range], key, 0, code);
+            Ok(())
+        }
+        Arm::Plan => Ok(()),
+    }
+}
+
+/// Writes positive scales to rows `rows` of `dst` (f32): element j is (1 + m / 128) x 2^`exponent` with m = word >> 25
+/// of element j of the stream `key`, a value that bf16 holds exactly. `exponent` from -100 to 100.
+pub fn scales(cx: &Cx, dst: &mut Tensor, rows: Range<usize>, key: [u32; 2], exponent: i32) -> Result<()> {
+    if dst.dtype() != DType::F32 || !(-100..=100).contains(&exponent) {
+        let what = format!("scales x 2^{exponent} into {}, must be f32 and -100 to 100", dst.dtype());
+        return Err(Error::shape(OP, what));
+    }
+    let range = span(dst, &rows)?;
+    cx.note(OP, cost(range.len(), dst.dtype()));
+    match cx.device.arm() {
+        Arm::Cpu(_) => {
+            reference::fill::scales(&mut dst.host_mut::<f32>()?[range], key, 0, exponent);
+            Ok(())
+        }
+        Arm::Plan => Ok(()),
+    }
+}
+
 /// Writes the natural logarithm of values uniform in (`low`, `high`] to rows `rows` of `dst`, numbered as in [`normal`]:
 /// the usual start of a GDN layer's `A_log`. 0 <= low < high, both finite.
 pub fn log_uniform(
@@ -125,17 +208,22 @@ pub fn constant(cx: &Cx, dst: &mut Tensor, rows: Range<usize>, value: f32) -> Re
 
 /// The elements of `rows`, once the range, the type and the stream's end are checked.
 fn elements(dst: &Tensor, rows: &Range<usize>, first_element: u64) -> Result<Range<usize>> {
+    with_elem!(OP, dst.dtype(), T => { let _: Option<T> = None; Ok(()) })?;
+    let range = span(dst, rows)?;
+    if first_element.checked_add(range.len() as u64).is_none() {
+        return Err(Error::shape(OP, format!("element {first_element} + {} is past the stream's end", range.len())));
+    }
+    Ok(range)
+}
+
+/// The elements of `rows`, once they are rows of `dst`.
+fn span(dst: &Tensor, rows: &Range<usize>) -> Result<Range<usize>> {
     if rows.start > rows.end || rows.end > dst.rows() {
         return Err(Error::shape(
             OP,
             format!("rows {}..{} of a tensor of shape {:?}", rows.start, rows.end, dst.shape()),
         ));
     }
-    with_elem!(OP, dst.dtype(), T => { let _: Option<T> = None; Ok(()) })?;
     let cols = dst.cols();
-    let range = rows.start * cols..rows.end * cols;
-    if first_element.checked_add(range.len() as u64).is_none() {
-        return Err(Error::shape(OP, format!("element {first_element} + {} is past the stream's end", range.len())));
-    }
-    Ok(range)
+    Ok(rows.start * cols..rows.end * cols)
 }

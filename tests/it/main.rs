@@ -8,6 +8,7 @@ mod fixture;
 mod golden;
 mod golden_quant;
 mod harness;
+mod inspect;
 mod mem;
 mod ops;
 mod plan;

@@ -9,3 +9,4 @@ mod malformed;
 mod model_ref;
 mod mutations;
 mod quant;
+mod synth;

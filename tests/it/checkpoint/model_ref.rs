@@ -15,11 +15,13 @@ fn builtin(text: &str) -> (Geometry, Recipe) {
 #[test]
 fn a_geometry_with_options_and_recipe() {
     for text in ["tiny-moe", "tiny-moe@bf16"] {
-        assert_eq!(builtin(text), (Geometry::builtin("tiny-moe").unwrap(), Recipe::Bf16));
+        assert_eq!(builtin(text), (Geometry::builtin("tiny-moe").unwrap(), Recipe::default()));
     }
     for text in ["qwen3.6-27b:layers=8", "qwen3.6-27b:layers=8@bf16"] {
         assert_eq!(builtin(text).0, Geometry::builtin("qwen3.6-27b:layers=8").unwrap());
     }
+    let twin = builtin("qwen3.6-35b-a3b:layers=8@unsloth-nvfp4-fast,head=bf16").1;
+    assert_eq!((twin.name(), twin.to_string().as_str()), ("unsloth-nvfp4-fast", "unsloth-nvfp4-fast,head=bf16"));
     assert_eq!("tiny".parse::<ModelRef>().unwrap(), ModelRef::parse("tiny@bf16").unwrap());
 }
 
@@ -42,10 +44,14 @@ fn a_folder_and_a_cache_folder() {
 #[test]
 fn what_is_neither_says_what_there_is() {
     for (text, says) in [
-        ("tiny@fp8-tensor", "recipe \"@fp8-tensor\" is not supported; the recipe of this build is @bf16"),
-        ("qwen3.6-27b@nvfp4", "@nvfp4"),
+        ("tiny@fp8", "recipe \"@fp8\" is not supported; recipes are bf16, fp8-tensor, "),
+        ("qwen3.6-27b@unsloth-nvfp4-fast", "is about MoE models"),
+        (
+            "tiny-moe@unsloth-nvfp4",
+            "on tiny-moe, a MoE model, is not supported; what is known of it is about dense models",
+        ),
         ("tiny@", "recipe \"@\""),
-        ("tiny@BF16", "@bf16"),
+        ("tiny@BF16", "recipes are bf16"),
         ("tiny@bf16@bf16", "@bf16@bf16"),
         ("qwen3.6-27", "did you mean qwen3.6-27b?"),
         ("qwen3.6-27:layers=2@bf16", "did you mean qwen3.6-27b?"),
@@ -59,6 +65,7 @@ fn what_is_neither_says_what_there_is() {
         assert!(error.to_string().contains(says), "{text}: {error}");
     }
     assert!(matches!(ModelRef::parse("tiny:layers=9"), Err(Error::Config { .. })));
+    assert!(matches!(ModelRef::parse("tiny@nvfp4,head=fp8"), Err(Error::Config { .. })));
     assert!(matches!(ModelRef::parse("no/such/folder"), Err(Error::Io { .. })));
     assert!(matches!(ModelRef::parse("./tiny"), Err(Error::Io { .. })));
 }

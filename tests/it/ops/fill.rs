@@ -1,7 +1,8 @@
 //! Seeded values: the definition, any split, rounding, moments, refusals.
 
 use highwater::num::philox::{normal4, philox4x32, stream_key, uniform};
-use highwater::num::{DType, bf16};
+use highwater::num::{DType, bf16, fp4, fp8};
+use highwater::ops::fill::Code;
 use highwater::ops::{Numerics, fill, reference};
 
 use super::kit::{Kit, assert_refused, values};
@@ -136,6 +137,124 @@ fn log_uniform_is_the_logarithm_of_the_uniform_value() {
     }
 }
 
+/// n of element i: the sum of the four bytes of its word less 510.
+fn centred(i: u64) -> i32 {
+    let words = philox4x32(KEY, [(i / 4) as u32, ((i / 4) >> 32) as u32, 0, 0]);
+    words[(i % 4) as usize].to_le_bytes().iter().map(|b| i32::from(*b)).sum::<i32>() - 510
+}
+
+#[test]
+fn codes_are_the_nearest_of_the_stream_s_integers() {
+    let kit = Kit::cpu(Numerics::F32);
+    let (rows, cols) = (400, 331);
+    let mut dst = kit.empty(DType::U8, &[rows, cols]);
+    let mut seen = std::collections::BTreeSet::new();
+    fill::codes(&kit.cx(), &mut dst, 0..rows, KEY, Code::E4m3).unwrap();
+    for (i, code) in dst.host::<u8>().unwrap().iter().enumerate() {
+        let n = centred(i as u64);
+        // The encoder of num, which is tested against another crate's: no NaN, nothing out of range.
+        assert_eq!(*code, fp8::encode(n as f32 / 2.0), "element {i}: {n}");
+        assert!(fp8::decode(*code).abs() <= 256.0);
+        seen.insert(*code);
+    }
+    assert!(seen.len() > 100, "{} codes", seen.len());
+    fill::codes(&kit.cx(), &mut dst, 0..rows, KEY, Code::E2m1).unwrap();
+    for (j, byte) in dst.host::<u8>().unwrap().iter().enumerate() {
+        let [even, odd] = [0, 1].map(|k| centred(2 * j as u64 + k) as f32 / 44.0);
+        assert_eq!(*byte, fp4::encode_pair(even, odd), "byte {j}: {even} {odd}");
+    }
+    let distinct = dst.host::<u8>().unwrap().iter().map(|b| b & 15).collect::<std::collections::BTreeSet<_>>();
+    assert_eq!(distinct.len(), 16, "every e2m1 code, -0 too");
+    fill::codes(&kit.cx(), &mut dst, 0..rows, KEY, Code::ScaleE4m3).unwrap();
+    let mut scales = std::collections::BTreeSet::new();
+    for code in dst.host::<u8>().unwrap() {
+        let value = fp8::decode(*code);
+        assert!((96.0..=352.0).contains(&value), "{code:#x}");
+        scales.insert(*code);
+    }
+    assert_eq!(scales.len(), 16);
+}
+
+/// Every n a word can give, each at its own rounding, the ties among them.
+#[test]
+fn codes_of_every_integer_are_the_nearest() {
+    let mut tried = std::collections::BTreeSet::new();
+    for first in (0..40_000_000u64).step_by(1 << 16) {
+        let mut eight = vec![0u8; 1 << 16];
+        reference::fill::codes(&mut eight, KEY, first, Code::E4m3);
+        for (i, code) in eight.iter().enumerate() {
+            let n = centred(first + i as u64);
+            if tried.insert(n) {
+                assert_eq!(*code, fp8::encode(n as f32 / 2.0), "{n}");
+                let mut four = [0u8];
+                let at = first + i as u64;
+                reference::fill::codes(&mut four, KEY, at & !1, Code::E2m1);
+                let nibble = if at.is_multiple_of(2) { four[0] & 15 } else { four[0] >> 4 };
+                assert_eq!(nibble, fp4::encode(n as f32 / 44.0), "{n}");
+            }
+        }
+        if tried.len() > 900 {
+            break;
+        }
+    }
+    assert!(tried.len() > 900, "{} of 1021 integers", tried.len());
+}
+
+#[test]
+fn codes_and_scales_do_not_depend_on_the_split() {
+    let size = 100_003;
+    for code in [Code::E4m3, Code::E2m1, Code::ScaleE4m3] {
+        let mut whole = vec![0u8; size];
+        reference::fill::codes(&mut whole, KEY, 0, code);
+        for cut in [1, 3, 16_384, 99_999] {
+            let mut parts = vec![0u8; size];
+            for (i, part) in parts.chunks_mut(cut).enumerate().take(300) {
+                reference::fill::codes(part, KEY, (i * cut) as u64 * code.elements(), code);
+            }
+            let end = (300 * cut).min(size);
+            assert_eq!(parts[..end], whole[..end], "{code:?} in pieces of {cut}");
+        }
+        for threads in [1, 3] {
+            let mut again = vec![0u8; size];
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| reference::fill::codes(&mut again, KEY, 0, code));
+            assert_eq!(again, whole);
+        }
+    }
+    let mut whole = vec![0.0f32; size];
+    reference::fill::scales(&mut whole, KEY, 0, -12);
+    let mut part = vec![0.0f32; 1000];
+    reference::fill::scales(&mut part, KEY, 50_001, -12);
+    assert_eq!(part, whole[50_001..51_001]);
+}
+
+#[test]
+fn scales_are_positive_and_exact_in_bf16() {
+    let kit = Kit::cpu(Numerics::F32);
+    let mut dst = kit.empty(DType::F32, &[40, 100]);
+    for exponent in [-40, -12, 0, 9] {
+        fill::scales(&kit.cx(), &mut dst, 0..40, KEY, exponent).unwrap();
+        let unit = 2f32.powi(exponent);
+        for v in values(&dst) {
+            assert!(v >= unit && v < 2.0 * unit, "{v} for 2^{exponent}");
+            assert_eq!(bf16::from_f32(v).to_f32().to_bits(), v.to_bits());
+        }
+        let distinct = values(&dst).iter().map(|v| v.to_bits()).collect::<std::collections::BTreeSet<_>>();
+        assert_eq!(distinct.len(), 128);
+    }
+}
+
+#[test]
+fn a_bf16_value_may_be_kept_in_f32() {
+    let kit = Kit::cpu(Numerics::F32);
+    let (mut wide, mut narrow) = (kit.empty(DType::F32, &[9, 100]), kit.empty(DType::Bf16, &[9, 100]));
+    fill::normal_bf16(&kit.cx(), &mut wide, 0..9, KEY, 7, 0.1, 0.3).unwrap();
+    fill::normal(&kit.cx(), &mut narrow, 0..9, KEY, 7, 0.1, 0.3).unwrap();
+    assert_eq!(values(&wide), values(&narrow));
+    fill::normal_bf16(&kit.cx(), &mut narrow, 0..9, KEY, 7, 0.1, 0.3).unwrap();
+    assert_eq!(values(&wide), values(&narrow));
+}
+
 #[test]
 fn what_cannot_be_filled_is_refused() {
     let kit = Kit::cpu(Numerics::F32);
@@ -154,6 +273,14 @@ fn what_cannot_be_filled_is_refused() {
     }
     let mut ints = kit.empty(DType::I32, &[4, 3]);
     assert_refused(fill::constant(&cx, &mut ints, 0..4, 0.0), &["i32", "f32 or bf16"]);
+    assert_refused(fill::normal_bf16(&cx, &mut dst, 2..5, KEY, 0, 0.0, 1.0), &["rows 2..5"]);
+    assert_refused(fill::normal_bf16(&cx, &mut dst, 0..4, KEY, 0, 0.0, -1.0), &["-1"]);
+    assert_refused(fill::scales(&cx, &mut dst, 0..5, KEY, 0), &["rows 0..5"]);
+    assert_refused(fill::scales(&cx, &mut dst, 0..4, KEY, 101), &["2^101"]);
+    assert_refused(fill::scales(&cx, &mut ints, 0..4, KEY, 0), &["i32", "f32"]);
+    assert_refused(fill::codes(&cx, &mut dst, 0..4, KEY, Code::E4m3), &["f32", "u8"]);
+    let mut bytes = kit.empty(DType::U8, &[4, 3]);
+    assert_refused(fill::codes(&cx, &mut bytes, 3..5, KEY, Code::E4m3), &["rows 3..5"]);
     assert!(values(&dst).iter().all(|v| v.is_nan()), "a refused fill writes nothing");
 }
 
@@ -171,4 +298,13 @@ fn the_plan_device_checks_and_counts_the_same() {
         assert_eq!(a, b);
         assert_eq!(a[0].cost.resident_bytes, (case.rows * case.cols) as u64 * case.dtype.bytes());
     }
+    for kit in [&plan, &cpu] {
+        let mut bytes = kit.empty(DType::U8, &[4, 6]);
+        fill::codes(&kit.cx(), &mut bytes, 0..4, KEY, Code::E2m1).unwrap();
+        let mut floats = kit.empty(DType::F32, &[4, 6]);
+        fill::scales(&kit.cx(), &mut floats, 0..4, KEY, 0).unwrap();
+        fill::normal_bf16(&kit.cx(), &mut floats, 0..4, KEY, 0, 0.0, 1.0).unwrap();
+        assert_refused(fill::codes(&kit.cx(), &mut bytes, 0..5, KEY, Code::E2m1), &["rows"]);
+    }
+    assert_eq!(plan.meter.take(), cpu.meter.take());
 }

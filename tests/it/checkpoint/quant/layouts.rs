@@ -488,7 +488,7 @@ fn a_survey_lists_every_fault_and_opens_nothing() {
     maker.add("model.layers.0.mlp.experts.0.up_proj.qweight", "I32", &[1], 4);
     maker.tensor("model.norm.weight").dtype = "F16".into();
     let dir = maker.write();
-    let Survey { modules, faults, geometry, skipped, bytes } = Checkpoint::survey(dir.path()).unwrap();
+    let Survey { modules, faults, geometry, skipped, bytes, kv_layers: _ } = Checkpoint::survey(dir.path()).unwrap();
     assert_eq!(counts(&modules), set(&[("bf16", 15), ("nvfp4-divides nvfp4", 119)]));
     let text: Vec<String> = faults.iter().map(ToString::to_string).collect();
     for (fault, says) in text.iter().zip([
