@@ -169,6 +169,11 @@ pub(crate) fn account(
         faults.push(missing_parameters(dir, &missing, params.len()));
     }
     let modules = fill.judge(dir, quant, &params, &mut faults)?;
+    if faults.is_empty() && !quant.is_absent() && modules.iter().all(|m| matches!(m.scheme, Scheme::Plain(_))) {
+        let what = "config.json says the weights are quantised, and no module is on disk; take the quantisation config \
+            away, or the right files";
+        faults.push(Error::checkpoint(dir, what));
+    }
     fill.kv(dir, quant, &mut faults);
     Ok(Account { entries: fill.entries, skipped, modules, faults })
 }
@@ -351,10 +356,10 @@ impl Fill<'_> {
                 let scalar = entry.shape.len() <= 2 && entry.shape.iter().product::<usize>() == 1;
                 let what = match quant.kv {
                     Kv::Plain if quant.is_absent() => {
-                        "part of a quantised KV cache, and no quantization_config says so".into()
+                        "part of a quantised KV cache, and no quantization_config says so: one must, or it must go".into()
                     }
-                    Kv::Plain => "a scale of the KV cache, and config.json has no kv_cache_scheme".into(),
-                    Kv::Dynamic => "a scale of the KV cache, whose scales config.json calls dynamic".into(),
+                    Kv::Plain => "a scale of the KV cache, and config.json has no kv_cache_scheme: it must have one, or the scale must go".into(),
+                    Kv::Dynamic => "a scale of the KV cache, whose scales config.json calls dynamic: none must be stored then".into(),
                     Kv::Static | Kv::StaticOrUnit if !scalar || plain(entry.dtype).is_err() => {
                         format!(
                             "{} {:?}; must be BF16 or F32, [] or [1]: one {name} for {module}",
@@ -439,7 +444,7 @@ fn why_unknown(g: &Geometry, quant: &Quantisation, name: &str) -> String {
         return if quant.is_absent() {
             "part of a quantised weight, and no quantization_config says so".into()
         } else if kv {
-            "a scale of the KV cache of a layer that has none".into()
+            "a scale of the KV cache of a layer that has none; must be of a full_attention layer".into()
         } else {
             "part of a quantised weight of a module that is not linear; must be BF16 or F32 alone".into()
         };

@@ -11,7 +11,7 @@ use crate::checkpoint::{Checkpoint, Dtype, Geometry, ModelRef, Recipe, RowScale,
 use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::ops::Cx;
-use crate::ops::scheme::Scheme;
+use crate::ops::scheme::{Grain, Scheme};
 use crate::tensor::Tensor;
 
 /// Bytes read from a file at once.
@@ -127,6 +127,10 @@ impl Source {
     }
 }
 
+fn plain(place: &Path, module: &str) -> Error {
+    Error::checkpoint(place, format!("{module} is not quantised, it has no codes and no scales"))
+}
+
 /// The element type of an unquantised parameter.
 fn stored(checkpoint: &Checkpoint, name: &str, dtype: Dtype) -> Result<DType> {
     match dtype {
@@ -195,7 +199,7 @@ fn convert<T>(bytes: &[u8], from: DType, out: &mut [T], store: impl Fn(f32) -> T
 }
 
 /// A linear module's scheme, rows and columns.
-fn quantised(checkpoint: &Checkpoint, module: &str) -> Result<(Scheme, usize, usize)> {
+fn linear(checkpoint: &Checkpoint, module: &str) -> Result<(Scheme, usize, usize)> {
     let m = checkpoint
         .module(module)
         .ok_or_else(|| Error::checkpoint(place(checkpoint), format!("{module} is not a linear module")))?;
@@ -219,26 +223,38 @@ fn fits(dst: &Tensor, first: usize, rows: usize, what: &str, expected: (DType, u
 }
 
 fn codes(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
-    let (scheme, n, k) = quantised(checkpoint, module)?;
-    let cols = if matches!(scheme, Scheme::Nvfp4(_)) { k / 2 } else { k };
+    let (scheme, n, k) = linear(checkpoint, module)?;
+    let cols = match scheme {
+        Scheme::Nvfp4(_) => k / 2,
+        Scheme::Fp8(_) => k,
+        Scheme::Plain(_) => return Err(plain(place(checkpoint), module)),
+    };
     fits(dst, first, rows, &format!("{module}: codes"), (DType::U8, n, cols))?;
     by_blocks(dst, first, rows, |range, out| checkpoint.read_codes(module, range, out))
 }
 
 fn scales(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
-    let (scheme, n, k) = quantised(checkpoint, module)?;
-    if matches!(scheme, Scheme::Nvfp4(_)) {
-        fits(dst, first, rows, &format!("{module}: scales"), (DType::U8, n, k / 16))?;
-        return by_blocks(dst, first, rows, |range, out| checkpoint.read_group_scales(module, range, out));
+    let (scheme, n, k) = linear(checkpoint, module)?;
+    match scheme {
+        Scheme::Nvfp4(_) => {
+            fits(dst, first, rows, &format!("{module}: scales"), (DType::U8, n, k / 16))?;
+            by_blocks(dst, first, rows, |range, out| checkpoint.read_group_scales(module, range, out))
+        }
+        Scheme::Fp8(Grain::Block) => {
+            let (down, across) = (n.div_ceil(128), k.div_ceil(128));
+            fits(dst, first, rows, &format!("{module}: scales of blocks"), (DType::F32, down, across))?;
+            if dst.buffer().device().has_data() {
+                let at = first * across;
+                let values = checkpoint.block_scales(module)?;
+                dst.host_mut::<f32>()?[at..at + values.len()].copy_from_slice(&values);
+            }
+            Ok(())
+        }
+        Scheme::Fp8(Grain::Tensor | Grain::Channel) => {
+            Err(Error::shape("load", format!("{module}: its scales are of whole rows, it has none of blocks")))
+        }
+        Scheme::Plain(_) => Err(plain(place(checkpoint), module)),
     }
-    let (block_rows, block_cols) = (n.div_ceil(128), k.div_ceil(128));
-    fits(dst, first, rows, &format!("{module}: scales of blocks"), (DType::F32, block_rows, block_cols))?;
-    if dst.buffer().device().has_data() {
-        let values = checkpoint.block_scales(module)?;
-        let at = first * block_cols;
-        dst.host_mut::<f32>()?[at..at + values.len()].copy_from_slice(&values);
-    }
-    Ok(())
 }
 
 /// Rows of bytes into `dst`, a bounded number at once.

@@ -58,7 +58,7 @@ impl HostSlab {
     }
 
     /// The first `bytes` of `block`, as values of `T` (a remainder shorter than one is left out).
-    pub(super) fn slice<T: Pod>(&self, block: &Block, bytes: u64) -> &[T] {
+    pub(super) fn slice<'a, T: Pod>(&'a self, block: &'a Block, bytes: u64) -> &'a [T] {
         let start = self.range(block, bytes);
         // SAFETY: `range` checked the bounds; the map is page-aligned and blocks are ALIGN_BYTES-aligned, which every
         // Pod's alignment divides; any bit pattern is a T; the pool hands out disjoint blocks, each owned by one Buffer,

@@ -16,7 +16,7 @@ use crate::engine::sizing::{self, KvBudget, Sizing};
 use crate::error::{Error, Result, mib};
 use crate::mem::Report;
 use crate::model::Probe;
-use crate::ops::batch::Placement;
+use crate::ops::batch::{PAGE_TOKENS, Placement};
 use crate::ops::cost::Metered;
 use crate::ops::{Limits, Numerics, Span};
 
@@ -30,7 +30,7 @@ pub struct Options {
     pub numerics: Numerics,
     /// Prompt rows of a step at most, over all sequences.
     pub chunk: usize,
-    /// The largest step.
+    /// The largest step; raised to what a full chunk beside a full batch of decodes needs.
     pub limits: Limits,
     /// The KV pool.
     pub kv: KvBudget,
@@ -134,6 +134,7 @@ impl Engine {
         options: Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Engine> {
+        let options = normal(options)?;
         let slab = device.report().slab;
         let sizing = sizing::size(device.spec(), slab, &source, options.numerics, options.limits, options.kv)?;
         within_host_memory(device, &sizing)?;
@@ -164,6 +165,7 @@ impl Engine {
                 supported: "load the model again".into(),
             });
         }
+        let options = normal(options)?;
         let (spec, slab) = (self.runner.device().spec(), self.sizing.slab);
         let sizing = sizing::size(spec, slab, &self.source, options.numerics, options.limits, options.kv)?;
         within_host_memory(self.runner.device(), &sizing)?;
@@ -277,14 +279,20 @@ impl Engine {
 
     /// As [`Engine::step`], showing each layer's residual rows to `probe`.
     pub fn step_probed(&mut self, probe: Option<Probe>) -> Result<Option<StepOut>> {
-        let (parts, preempted) = self.pick()?;
+        let running = self.running.len();
+        let (parts, preempted) = self.pick();
         if parts.is_empty() {
             return Ok(None);
         }
         let plan = self.build(&parts);
-        self.prove(&plan)?;
+        if let Err(refused) = self.prove(&plan) {
+            self.readmit(running.saturating_sub(preempted));
+            return Err(refused);
+        }
         let start = Instant::now();
-        let ran = self.runner.run(&plan, self.options.fault, None, probe);
+        let ran = self
+            .prime(running.saturating_sub(preempted))
+            .and_then(|()| self.runner.run(&plan, self.options.fault, None, probe));
         if self.options.fault == Some(Fault::SlowKernel) {
             std::thread::sleep(start.elapsed().mul_f64(0.03));
         }
@@ -296,7 +304,10 @@ impl Engine {
                 (self.commit(&parts, &plan, result), metered)
             }
             // The plan device launches nothing: what did not fit changed no request.
-            Err(err) if self.twin.is_none() => return Err(err),
+            Err(err) if self.twin.is_none() => {
+                self.readmit(running.saturating_sub(preempted));
+                return Err(err);
+            }
             Err(err) => (self.fail(&parts, &err), Vec::new()),
         };
         let count = |decode: bool| parts.iter().filter(|p| p.decode == decode).map(|p| p.rows).sum();
@@ -312,18 +323,18 @@ impl Engine {
     }
 
     /// Chooses the step's sequences and gives them pages; admits and preempts as the pool allows.
-    fn pick(&mut self) -> Result<(Vec<Part>, usize)> {
+    fn pick(&mut self) -> (Vec<Part>, usize) {
         let mut preempted = 0;
         loop {
             let newcomers = !self.waiting.is_empty() && self.running.len() < self.options.limits.batch;
             let prefilling = newcomers || self.running.iter().any(|s| !s.view().decoding);
-            let mut parts = self.try_pick(self.options.policy == Policy::PrefillFirst && prefilling)?;
+            let mut parts = self.try_pick(self.options.policy == Policy::PrefillFirst && prefilling);
             if parts.is_empty() {
                 // Prompts that wait for pages must not hold back the decodes that will free some.
-                parts = self.try_pick(false)?;
+                parts = self.try_pick(false);
             }
             if !parts.is_empty() || self.running.is_empty() {
-                return Ok((parts, preempted));
+                return (parts, preempted);
             }
             // Every running sequence waits for a page: the one admitted last gives its pages back and starts over.
             self.preempt();
@@ -331,6 +342,23 @@ impl Engine {
         }
     }
 
+    /// Primes the depth of the sequences admitted by this step, those from `first` on.
+    fn prime(&mut self, first: usize) -> Result<()> {
+        for sequence in self.running.iter().skip(first).filter(|s| s.request.depth > 0) {
+            self.runner.prime(&sequence.pages, sequence.slot.unwrap_or(-1), self.options.seed)?;
+        }
+        Ok(())
+    }
+
+    /// Takes back the admission of the sequences from `first` on: they wait again, in the same order.
+    fn readmit(&mut self, first: usize) {
+        while self.running.len() > first {
+            self.preempt();
+        }
+    }
+
+    /// Puts the sequence admitted last back to wait. Its tokens are computed again when its turn comes, generated ones
+    /// too, in pieces as a prompt's: equal but for rounding.
     fn preempt(&mut self) {
         if let Some(mut sequence) = self.running.pop() {
             self.free.release(&mut sequence.pages, sequence.slot.take());
@@ -339,7 +367,7 @@ impl Engine {
         }
     }
 
-    fn try_pick(&mut self, hold: bool) -> Result<Vec<Part>> {
+    fn try_pick(&mut self, hold: bool) -> Vec<Part> {
         let Limits { step_tokens, batch, .. } = self.options.limits;
         let views: Vec<View> = self.running.iter().map(Sequence::view).collect();
         let mut parts = Vec::new();
@@ -355,29 +383,34 @@ impl Engine {
                 starved = true;
             }
         }
-        // A newcomer must not take the pages that a running sequence waits for.
+        // A newcomer must not take the pages that a running sequence waits for, or that its prompt still needs.
         left = left.min(chunk);
+        let mut promised: usize =
+            self.running.iter().map(|s| self.pages_of_prompt(s).saturating_sub(s.pages.len())).sum();
         while left > 0 && !starved && self.running.len() < batch && self.free.slots() > 0 {
             let Some(sequence) = self.waiting.front() else { break };
-            // The whole prompt and one token must find room now, so that prompts do not starve each other half-way.
-            let needed = (sequence.known() + 1).min(self.sizing.kv_tokens as usize);
-            if needed.div_ceil(crate::ops::batch::PAGE_TOKENS) > self.free.pages() {
+            let view = View { computed: sequence.request.depth, decoding: false, ..sequence.view() };
+            let rows = schedule::piece(view, left, self.options.chunk);
+            let pages = self.pages_of_prompt(sequence);
+            if rows == 0 || promised + pages > self.free.pages() {
                 break;
             }
             let Some(mut sequence) = self.waiting.pop_front() else { break };
             sequence.slot = self.free.take_slot();
             sequence.computed = sequence.request.depth;
-            let rows = schedule::piece(sequence.view(), left);
             self.free.grow(&mut sequence.pages, sequence.computed + rows);
-            if let (true, Some(slot)) = (sequence.request.depth > 0, sequence.slot) {
-                self.runner.prime(&sequence.pages, slot, self.options.seed)?;
-            }
+            promised += pages - sequence.pages.len();
             left -= rows;
             parts.push(Part { index: self.running.len(), rows, decode: false });
             self.running.push(sequence);
         }
         parts.sort_by_key(|p| !p.decode);
-        Ok(parts)
+        parts
+    }
+
+    /// Pages that hold what is known of a sequence and one token more.
+    fn pages_of_prompt(&self, sequence: &Sequence) -> usize {
+        (sequence.known() + 1).min(self.sizing.kv_tokens as usize).div_ceil(PAGE_TOKENS)
     }
 
     fn build(&self, parts: &[Part]) -> StepPlan {
@@ -447,7 +480,7 @@ impl Engine {
         let eos = self.source.geometry().eos.clone();
         let mut sampled = result.tokens.into_iter();
         let mut sampled_logits = result.logits.into_iter();
-        let mut scored = result.prompt_logprobs.into_iter().zip(result.prompt_logits);
+        let mut scored = result.prompts.into_iter();
         let mut records = Vec::with_capacity(parts.len());
         let mut scored_rows = plan.prompts.iter().peekable();
         for (part, span) in parts.iter().zip(&plan.spans) {
@@ -462,11 +495,14 @@ impl Engine {
                 finish: None,
             };
             if let Some(rows) = scored_rows.next_if(|p| (span.start..span.start + span.len).contains(&p.first))
-                && let Some((logprobs, logits)) = scored.next()
+                && let Some(scored) = scored.next()
             {
                 sequence.scored += rows.targets.len();
-                record.prompt_logprobs = logprobs;
-                record.logits = logits;
+                record.prompt_logprobs = scored.logprobs;
+                record.logits = scored.logits;
+                if !scored.finite {
+                    record.finish = Some(Finish::Failed(Error::NotFinite { request: sequence.id.0 }.to_string()));
+                }
             }
             if sequence.computed == sequence.known() {
                 if sequence.request.logits == Logits::Sampled {
@@ -480,13 +516,11 @@ impl Engine {
                         }
                         let stops = sequence.request.stop.contains(&choice.id)
                             || (!sequence.request.ignore_eos && eos.contains(&choice.id));
-                        record.finish = if stops {
-                            Some(Finish::Stop)
+                        if stops {
+                            record.finish = record.finish.or(Some(Finish::Stop));
                         } else if sequence.generated() >= sequence.request.max_tokens {
-                            Some(Finish::Length)
-                        } else {
-                            None
-                        };
+                            record.finish = record.finish.or(Some(Finish::Length));
+                        }
                         record.token = Some(choice);
                     }
                     None => {
@@ -524,10 +558,24 @@ impl Engine {
     }
 }
 
+/// Checks the chunk, and makes steps large enough that decodes never take a prompt's rows.
+fn normal(mut options: Options) -> Result<Options> {
+    if options.chunk == 0 {
+        return Err(Error::Request { param: "--chunk", what: "0 tokens; at least 1 is needed".into() });
+    }
+    let (chunk, batch) = (options.chunk, options.limits.batch);
+    let needed = match options.policy {
+        Policy::Mixed => chunk.saturating_add(batch),
+        Policy::PrefillFirst => chunk.max(batch),
+    };
+    options.limits.step_tokens = options.limits.step_tokens.max(needed);
+    Ok(options)
+}
+
 /// The cpu slab is reserved lazily, so a card larger than this machine can stand on it; what will be written must fit.
 fn within_host_memory(device: &Device, sizing: &Sizing) -> Result<()> {
     let Arm::Cpu(_) = device.arm() else { return Ok(()) };
-    let (needed, has) = (sizing.total() - sizing.kv, DeviceSpec::host().total_bytes);
+    let (needed, has) = (sizing.total(), DeviceSpec::host().total_bytes);
     if needed <= has {
         return Ok(());
     }

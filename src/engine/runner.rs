@@ -66,12 +66,21 @@ pub struct StepResult {
     pub tokens: Vec<Option<sampler::Token>>,
     /// Raw logits of the sampled rows that asked for them, in order.
     pub logits: Vec<Vec<f32>>,
-    /// Log-probabilities of each [`StepPlan::prompts`] entry's targets.
-    pub prompt_logprobs: Vec<Vec<f32>>,
-    /// Raw logits `[rows, V]` of each entry that asked for them (empty otherwise).
-    pub prompt_logits: Vec<Vec<f32>>,
+    /// One entry per [`StepPlan::prompts`].
+    pub prompts: Vec<Scored>,
     /// Costs by op.
     pub metered: Vec<Metered>,
+}
+
+/// Rows of a prompt, scored.
+#[derive(Debug, Default)]
+pub struct Scored {
+    /// Log-probability of each row's target.
+    pub logprobs: Vec<f32>,
+    /// Raw logits `[rows, V]`, where asked for.
+    pub logits: Vec<f32>,
+    /// Whether every row had a finite logit.
+    pub finite: bool,
 }
 
 /// A model and its pools on a device.
@@ -174,9 +183,7 @@ impl Runner {
             }
         }
         for prompt in &step.prompts {
-            let (logprobs, logits) = score(&cx, model, &x, prompt)?;
-            result.prompt_logprobs.push(logprobs);
-            result.prompt_logits.push(logits);
+            result.prompts.push(score(&cx, model, &x, prompt)?);
         }
         drop(x);
         result.metered = meter.take();
@@ -229,8 +236,8 @@ fn read(sampled: &sampler::Sampled, rows: usize, has_data: bool) -> Result<Vec<O
 }
 
 /// Scores rows of a prompt in blocks, so that logits of a long prompt never stand in memory together.
-fn score(cx: &Cx, model: &Model, x: &Tensor, prompt: &PromptRows) -> Result<(Vec<f32>, Vec<f32>)> {
-    let (mut logprobs, mut raw) = (Vec::new(), Vec::new());
+fn score(cx: &Cx, model: &Model, x: &Tensor, prompt: &PromptRows) -> Result<Scored> {
+    let mut all = Scored { finite: true, ..Scored::default() };
     for (i, targets) in prompt.targets.chunks(LOGIT_BLOCK_ROWS).enumerate() {
         let first = prompt.first + i * LOGIT_BLOCK_ROWS;
         let indices: Vec<i32> = (first..first + targets.len()).map(|r| r as i32).collect();
@@ -240,13 +247,14 @@ fn score(cx: &Cx, model: &Model, x: &Tensor, prompt: &PromptRows) -> Result<(Vec
         let decodable = model.geometry().decodable;
         let scored = sampler::logprobs(&cx.at(Layer::Sampler), &logits, &targets, 0, decodable)?;
         if cx.device.has_data() {
-            logprobs.extend_from_slice(scored.targets.host::<f32>()?);
+            all.logprobs.extend_from_slice(scored.targets.host::<f32>()?);
+            all.finite &= scored.valid.host::<u8>()?.iter().all(|&valid| valid != 0);
             if prompt.logits {
-                raw.extend(host_rows(&logits, 0, logits.rows())?);
+                all.logits.extend(host_rows(&logits, 0, logits.rows())?);
             }
         }
     }
-    Ok((logprobs, raw))
+    Ok(all)
 }
 
 /// Rows of a float tensor as f32 on the host.

@@ -27,16 +27,21 @@ pub struct View {
     pub decoding: bool,
 }
 
-/// Rows of the next piece of a prompt under `budget`: all that is pending, or a piece that ends on a chunk boundary
-/// counted from the prompt's start, or, where the budget does not reach one, the budget.
-pub fn piece(view: View, budget: usize) -> usize {
+/// Rows of the next piece of a prompt when `left` of the step's `chunk` prompt rows are left: all that is pending, or a
+/// piece that ends on a boundary counted from the prompt's start, or none where the boundary is out of reach.
+///
+/// Boundaries are multiples of 64, or of the chunk where that is smaller. So who shares the batch never moves a cut: it
+/// only decides which step a piece falls into. A prompt that is first in its step always gets a piece.
+pub fn piece(view: View, left: usize, chunk: usize) -> usize {
     let pending = view.known - view.computed;
-    if pending <= budget {
+    let unit = CHUNK_TOKENS.min(chunk).max(1);
+    let done = view.computed - view.depth;
+    let boundary = (done + left) / unit * unit;
+    // Below 64 a cut is seen in the last bits, so a piece never runs past one, even to the prompt's end.
+    if pending <= left && (unit == CHUNK_TOKENS || done + pending <= (done / unit + 1) * unit) {
         return pending;
     }
-    let done = view.computed - view.depth;
-    let aligned = (done + budget) / CHUNK_TOKENS * CHUNK_TOKENS;
-    if aligned > done { aligned - done } else { budget }
+    boundary.saturating_sub(done)
 }
 
 /// Rows for each running sequence: (index, rows). Decodes come first and get one row each; prompts share what is left
@@ -58,9 +63,11 @@ pub fn schedule(running: &[View], budget: usize, chunk: usize, hold: bool) -> Ve
         if left == 0 {
             break;
         }
-        let rows = piece(*view, left);
-        picks.push((i, rows));
-        left -= rows;
+        let rows = piece(*view, left, chunk);
+        if rows > 0 {
+            picks.push((i, rows));
+            left -= rows;
+        }
     }
     picks
 }
@@ -80,17 +87,26 @@ mod tests {
     #[test]
     fn decodes_go_first_and_prompts_share_the_rest() {
         let picks = schedule(&[prompt(0, 300), decode(9), prompt(0, 10)], 200, 200, false);
-        assert_eq!(picks, [(1, 1), (0, 192), (2, 7)]);
+        // Seven rows are left for the third, which would be cut inside a chunk: it waits.
+        assert_eq!(picks, [(1, 1), (0, 192)]);
+        assert_eq!(schedule(&[prompt(0, 70), prompt(0, 10)], 80, 80, false), [(0, 70), (1, 10)]);
     }
 
     #[test]
-    fn pieces_end_on_chunk_boundaries_where_the_budget_reaches_one() {
-        assert_eq!(piece(prompt(0, 1000), 130), 128);
-        assert_eq!(piece(prompt(128, 1000), 130), 128);
-        assert_eq!(piece(prompt(3, 1000), 130), 125);
-        assert_eq!(piece(prompt(0, 1000), 16), 16);
-        assert_eq!(piece(prompt(0, 100), 100), 100);
-        assert_eq!(piece(View { computed: 1000, known: 1300, depth: 1000, decoding: false }, 100), 64);
+    fn pieces_end_on_chunk_boundaries_or_wait_for_one() {
+        assert_eq!(piece(prompt(0, 1000), 130, 130), 128);
+        assert_eq!(piece(prompt(128, 1000), 130, 130), 128);
+        assert_eq!(piece(prompt(128, 1000), 63, 130), 0);
+        assert_eq!(piece(prompt(0, 100), 100, 100), 100);
+        assert_eq!(piece(View { computed: 1000, known: 1300, depth: 1000, decoding: false }, 100, 100), 64);
+    }
+
+    #[test]
+    fn chunks_below_64_cut_at_their_own_multiples() {
+        assert_eq!(piece(prompt(0, 1000), 16, 16), 16);
+        assert_eq!(piece(prompt(16, 1000), 9, 16), 0);
+        assert_eq!(piece(prompt(992, 1000), 16, 16), 8);
+        assert_eq!(piece(prompt(0, 3), 16, 16), 3);
     }
 
     #[test]

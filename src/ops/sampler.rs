@@ -149,12 +149,11 @@ pub fn upper_bound(spec: &DeviceSpec, limits: Limits) -> u64 {
     rows * HISTOGRAM_BYTES + parts * PARTIAL_BYTES
 }
 
-/// The most bytes of edit lists of up to `limits.batch` rows over `vocab` ids. Rows are taken in groups whose edits fit
+/// The most bytes of edit lists of up to `limits.batch` rows. Rows are taken in groups whose edits fit
 /// [`GROUP_EDITS`] together, or alone, so the bound does not grow with batch x context.
-pub fn edits_upper_bound(limits: Limits, vocab: usize) -> u64 {
-    // A row has each token of its sequence in one list of distinct ids, or in both.
-    let seen = limits.context.min(2 * vocab);
-    let row = (MAX_BIASES + seen).next_multiple_of(LIST_STEP);
+pub fn edits_upper_bound(limits: Limits) -> u64 {
+    // A place for each distinct token of the prompt and for each token of the output.
+    let row = (MAX_BIASES + limits.context).next_multiple_of(LIST_STEP);
     let group = limits.batch.saturating_mul(row).min(GROUP_EDITS.max(row));
     group as u64 * EDIT_BYTES
 }
@@ -235,7 +234,7 @@ pub fn sample<R: Borrow<SampleRow>>(cx: &Cx, logits: &Tensor, rows: &[R], decoda
     }
     let places = largest_group(rows.iter().map(|r| r.borrow().edits()));
     let edit_bytes = places as u64 * EDIT_BYTES;
-    let edit_bytes = cx.bound.map_or(edit_bytes, |limits| edits_upper_bound(limits, vocab).max(edit_bytes));
+    let edit_bytes = cx.bound.map_or(edit_bytes, |limits| edits_upper_bound(limits).max(edit_bytes));
     let asked = rows.iter().map(|r| r.borrow().logprobs as usize).max().unwrap_or(0);
     let asked = if cx.bound.is_some() { MAX_LOGPROBS } else { asked };
 

@@ -2,13 +2,11 @@
 
 use std::collections::HashMap;
 
-use highwater::device::Device;
 use highwater::engine::{Engine, Fault, Finish, KvBudget, Logits, Options, Policy, Request};
 use highwater::ops::{Limits, Numerics};
 
 use crate::fixture::{
-    CASES, Got, PROMPTS, all_logits, card, drain, engine, golden, load, options, row_distances, run, sampled_logits,
-    with_fault,
+    CASES, Got, PROMPTS, all_logits, drain, engine, golden, options, row_distances, run, sampled_logits, with_fault,
 };
 
 /// How far a prompt cut into pieces may be from one shot, per row, in f32.
@@ -53,8 +51,8 @@ fn any_cut_of_a_prompt_gives_the_logits_of_one_shot() {
 }
 
 /// Every prompt of a case at once, with its generated tokens' logits.
-fn together(case: &str, budget: usize, order: &[usize]) -> HashMap<usize, Got> {
-    let mut engine = engine(case, options(Numerics::F32, budget, PROMPTS.len()));
+fn together(case: &str, chunk: usize, order: &[usize]) -> HashMap<usize, Got> {
+    let mut engine = engine(case, options(Numerics::F32, chunk, PROMPTS.len()));
     let golden = golden(case);
     let ids: Vec<_> = order
         .iter()
@@ -67,21 +65,31 @@ fn together(case: &str, budget: usize, order: &[usize]) -> HashMap<usize, Got> {
     ids.into_iter().map(|(n, id)| (n, all.remove(&id).unwrap())).collect()
 }
 
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Under a chunk that holds all prompts, and under chunks that cut them: who shares the batch never moves a cut, and a
+/// cut at a multiple of 64 changes no bit.
 #[test]
 fn batched_equals_alone_bit_for_bit() {
+    let backwards: Vec<usize> = PROMPTS.iter().rev().copied().collect();
     for case in CASES {
-        let mut orders = vec![PROMPTS.to_vec()];
-        orders.push(PROMPTS.iter().rev().copied().collect());
-        for order in orders {
-            let batched = together(case, 512, &order);
-            for (n, got) in batched {
-                let alone =
-                    sampled_logits(&mut engine(case, options(Numerics::F32, 512, 1)), golden(case).prompt(n), 5);
-                assert_eq!(got.tokens, alone.tokens, "{case}: prompt.{n}");
-                let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-                assert!(bits(&got.logits) == bits(&alone.logits), "{case}: prompt.{n}: logits differ");
+        let alone: HashMap<usize, Got> = PROMPTS
+            .into_iter()
+            .map(|n| (n, sampled_logits(&mut engine(case, options(Numerics::F32, 512, 1)), golden(case).prompt(n), 5)))
+            .collect();
+        for chunk in [512, 64, 65, 130, 300] {
+            for order in [&PROMPTS[..], &backwards] {
+                for (n, got) in together(case, chunk, order) {
+                    assert_eq!(got.tokens, alone[&n].tokens, "{case}: prompt.{n}, chunk {chunk}");
+                    assert!(bits(&got.logits) == bits(&alone[&n].logits), "{case}: prompt.{n}, chunk {chunk}: logits");
+                }
             }
         }
+        // Below 64 the cuts are at multiples of the chunk, alone and in company.
+        let alone = sampled_logits(&mut engine(case, options(Numerics::F32, 16, 1)), golden(case).prompt(65), 5);
+        assert!(bits(&together(case, 16, &PROMPTS)[&65].logits) == bits(&alone.logits), "{case}: chunk 16");
     }
 }
 
@@ -89,9 +97,6 @@ fn batched_equals_alone_bit_for_bit() {
 fn ragged_batches_under_any_budget_stay_close_to_alone() {
     for case in CASES {
         for budget in BUDGETS {
-            if budget == 1 {
-                continue; // a budget of one row is one request at a time, which the cuts above cover
-            }
             for (n, got) in together(case, budget, &PROMPTS) {
                 let mut alone = engine(case, options(Numerics::F32, 512, 1));
                 let vocab = alone.runner().model().geometry().vocab;
@@ -196,6 +201,7 @@ fn a_refused_step_changes_nothing_and_the_engine_goes_on() {
     let mut engine = engine("dense_bf16", with_fault(fine, Fault::FailedAllocation));
     engine.submit(Request::greedy(golden("dense_bf16").prompt(7), 2)).unwrap();
     for _ in 0..2 {
+        // The same step is refused as often as it is asked for, and the request still waits.
         let err = engine.step().unwrap_err();
         let oom = err.out_of_memory().expect("an out-of-memory");
         assert_eq!(oom.tag, "other.fault.failed_allocation");
@@ -220,29 +226,92 @@ fn a_row_without_a_finite_logit_fails_its_request_alone() {
     assert_eq!(all[&second].tokens[0] as i32, golden.ints["fp32/greedy.65"][0]);
 }
 
-#[test]
-fn a_pool_too_small_for_all_preempts_and_still_gives_every_token() {
-    let golden = golden("dense_bf16");
-    let base = options(Numerics::F32, 256, 3);
-    // Four pages for three sequences that need two each at their end.
-    let tight = Options { kv: KvBudget::Tokens(256), ..base };
-    let device = Device::cpu(card("rtx-4090"), crate::fixture::SLAB).unwrap();
-    let mut engine = load(&device, "dense_bf16", tight);
-    let ids: Vec<_> = (0..3).map(|_| engine.submit(Request::greedy(golden.prompt(64), 16)).unwrap()).collect();
+/// Two sequences of 63 tokens on a pool of two pages: both need their second page in the same step, so the later one
+/// gives way, and is computed again.
+fn preempting(policy: Policy, request: impl Fn() -> Request) -> (Vec<Got>, usize) {
+    let tight = Options { kv: KvBudget::Tokens(128), policy, ..options(Numerics::F32, 256, 2) };
+    let mut engine = engine("dense_bf16", tight);
+    let ids = [(); 2].map(|()| engine.submit(request()).unwrap());
+    let mut all: HashMap<_, Got> = HashMap::new();
     let mut preempted = 0;
-    let mut tokens: HashMap<_, Vec<u32>> = HashMap::new();
     while let Some(out) = engine.step().unwrap() {
         preempted += out.preempted;
         for record in out.records {
-            tokens.entry(record.request).or_default().extend(record.token.map(|t| t.id));
+            let got = all.entry(record.request).or_default();
+            got.tokens.extend(record.token.map(|t| t.id));
+            got.logits.extend(record.logits);
+            got.prompt_logprobs.extend(record.prompt_logprobs);
+            got.finish = record.finish;
         }
     }
-    let want: Vec<u32> = golden.ints["fp32/greedy.64"].iter().map(|&t| t as u32).collect();
-    let alone = sampled_logits(&mut crate::fixture::engine("dense_bf16", base), golden.prompt(64), 16).tokens;
-    assert_eq!(alone[..4], want[..4]);
-    for id in ids {
-        assert_eq!(tokens[&id], alone, "after {preempted} preemptions");
+    assert_eq!(engine.unfinished(), 0);
+    (ids.iter().map(|id| all.remove(id).unwrap()).collect(), preempted)
+}
+
+#[test]
+fn a_pool_too_small_for_both_preempts_and_gives_every_token_once() {
+    let prompt: Vec<u32> = golden("dense_bf16").prompt(65)[..63].to_vec();
+    let roomy = || engine("dense_bf16", options(Numerics::F32, 256, 2));
+    let plain = || Request::greedy(prompt.clone(), 40);
+    let mut penalised = plain();
+    penalised.sampling.repetition_penalty = 1.3;
+    penalised.sampling.frequency_penalty = 0.2;
+    let mut sampled = plain();
+    sampled.sampling.temperature = 0.8;
+    sampled.sampling.seed = 5;
+    let scored = Request { prompt_logprobs: true, ..plain() };
+    let raw = Request { logits: Logits::Prompt, ..plain() };
+    let deep = Request { depth: 20, ..Request::greedy(prompt[..43].to_vec(), 40) };
+    for (name, request) in [
+        ("plain", plain()),
+        ("penalised", penalised),
+        ("sampled", sampled),
+        ("scored", scored),
+        ("raw", raw),
+        ("deep", deep),
+    ] {
+        let want = run(&mut roomy(), request.clone());
+        for policy in [Policy::Mixed, Policy::PrefillFirst] {
+            let (got, preempted) = preempting(policy, || request.clone());
+            assert!(preempted > 0, "{name}: nothing was preempted");
+            for got in got {
+                assert_eq!(got.tokens, want.tokens, "{name}");
+                assert_eq!(got.finish, want.finish);
+                assert_eq!(got.prompt_logprobs.len(), want.prompt_logprobs.len(), "{name}: a row twice or not at all");
+                assert!(bits(&got.logits) == bits(&want.logits), "{name}");
+            }
+        }
     }
+}
+
+#[test]
+fn prompt_logprobs_do_not_depend_on_cuts_or_company() {
+    let golden = golden("moe_bf16");
+    let scored = |n: usize| Request { prompt_logprobs: true, ..Request::greedy(golden.prompt(n), 1) };
+    for n in [1, 7, 64, 65, 130] {
+        let want = run(&mut engine("moe_bf16", options(Numerics::F32, 512, 1)), scored(n)).prompt_logprobs;
+        assert_eq!(want.len(), n - 1);
+        for chunk in [1, 63, 64, 65] {
+            let mut cut = engine("moe_bf16", options(Numerics::F32, chunk, 3));
+            let ids = [scored(200), scored(n), scored(7)].map(|request| cut.submit(request).unwrap());
+            let got = drain(&mut cut).remove(&ids[1]).unwrap().prompt_logprobs;
+            assert_eq!(got.len(), want.len(), "prompt.{n}, chunk {chunk}");
+            for (row, (got, want)) in got.iter().zip(&want).enumerate() {
+                assert!((got - want).abs() < 1e-4, "prompt.{n}, chunk {chunk}, row {row}: {got} for {want}");
+            }
+        }
+    }
+}
+
+#[test]
+fn decodes_never_slow_a_prompt_down() {
+    let golden = golden("dense_bf16");
+    let mut engine = engine("dense_bf16", options(Numerics::F32, 64, 2));
+    engine.submit(Request::greedy(golden.prompt(7), 40)).unwrap();
+    engine.step().unwrap();
+    engine.submit(Request::greedy(golden.prompt(200), 1)).unwrap();
+    let pieces: Vec<usize> = (0..4).map(|_| engine.step().unwrap().unwrap().prefill_tokens).collect();
+    assert_eq!(pieces, [64, 64, 64, 8]);
 }
 
 #[test]

@@ -19,7 +19,18 @@ fn reports(mut engine: Engine, case: &str) -> Vec<(usize, usize, Report)> {
     let golden = golden(case);
     for n in [130, 1, 65] {
         // On a batch of one the others wait; on the plan device nothing is sampled, so lengths alone decide.
-        engine.submit(Request { depth: n % 3, ..Request::greedy(golden.prompt(n), 6) }).unwrap();
+        let mut request = Request { depth: n % 3, ..Request::greedy(golden.prompt(n), 6) };
+        // Lists and reports of any length must be the same on a device that draws no tokens.
+        match n {
+            130 => {
+                request.sampling.repetition_penalty = 1.2;
+                request.sampling.frequency_penalty = 0.1;
+                request.sampling.logprobs = 5;
+            }
+            65 => request.prompt_logprobs = true,
+            _ => {}
+        }
+        engine.submit(request).unwrap();
     }
     let mut list = Vec::new();
     while let Some(out) = engine.step().unwrap() {

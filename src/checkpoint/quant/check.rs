@@ -48,23 +48,18 @@ pub(crate) fn judge(size: Size, want: &Want, parts: &Parts<'_>) -> Result<(Schem
 
 fn judge_plain(size: Size, by: &str, parts: &Parts<'_>) -> Result<Scheme, String> {
     let unannounced = by == "no quantization_config";
-    let right = format!("BF16 or F32 [{}, {}]", size.rows, size.cols);
-    let Some(weight) = parts.get(Part::Weight) else {
-        let says = if unannounced { "no quantization_config says so" } else { by };
-        return Err(format!(
-            "quantised on disk ({parts}), and unquantised by config.json ({says}); must be weight {right}"
-        ));
+    let right = format!("must be weight BF16 or F32 [{}, {}] alone", size.rows, size.cols);
+    let extra = parts.present().find(|(part, _)| *part != Part::Weight).map(|(part, _)| part);
+    let (Some(weight), None) = (parts.get(Part::Weight), extra) else {
+        let extra = extra.unwrap_or(Part::Weight);
+        return Err(if unannounced {
+            format!(
+                "{extra} is part of a quantised weight, and no quantization_config says so; on disk are {parts}, {right}"
+            )
+        } else {
+            format!("quantised on disk ({parts}), and unquantised by config.json ({by}); {right}")
+        });
     };
-    if let Some((extra, _)) = parts.present().find(|(part, _)| *part != Part::Weight) {
-        if unannounced {
-            return Err(format!(
-                "{extra} is part of a quantised weight, and no quantization_config says so; on disk are {parts}"
-            ));
-        }
-        return Err(format!(
-            "quantised on disk ({parts}), and unquantised by config.json ({by}); must be weight {right} alone"
-        ));
-    }
     let dtype = match weight.dtype {
         Dtype::Bf16 => DType::Bf16,
         Dtype::F32 => DType::F32,
@@ -114,7 +109,7 @@ impl Check<'_> {
     /// What the scheme's tensors must be, for errors.
     fn right(&self) -> String {
         let Size { rows, cols } = self.size;
-        let mut right = match self.layout {
+        let right = match self.layout {
             Layout::Fp8(grain) => {
                 let scale = match grain {
                     Grain::Tensor => "[] or [1]".to_owned(),
@@ -135,10 +130,9 @@ impl Check<'_> {
             ),
         };
         match self.input_part() {
-            Some(part) => right.push_str(&format!(", {part} F32 [1]")),
-            None => {}
+            Some(part) => format!("{right}, {part} F32 [1]"),
+            None => right,
         }
-        right
     }
 
     fn wrong(&self) -> String {
@@ -161,9 +155,8 @@ impl Check<'_> {
     /// The tensor that the input's scale is stored in.
     fn input_part(&self) -> Option<Part> {
         match self.act {
-            ActScheme::Fp8Tensor => Some(Part::InputScale),
             ActScheme::Nvfp4 if self.divides() => Some(Part::InputGlobal),
-            ActScheme::Nvfp4 => Some(Part::InputScale),
+            ActScheme::Fp8Tensor | ActScheme::Nvfp4 => Some(Part::InputScale),
             ActScheme::None | ActScheme::Fp8Token | ActScheme::Fp8Group => None,
         }
     }

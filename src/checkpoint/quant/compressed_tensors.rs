@@ -276,7 +276,9 @@ fn layout(f: &Fields<'_>, format: Format) -> Result<Layout> {
     };
     match f.get("dynamic") {
         None | Some(Value::Bool(false)) => {}
-        Some(other) => return Err(f.error("dynamic", format!("{}; a weight's scales are stored: false", kind(other)))),
+        Some(other) => {
+            return Err(f.error("dynamic", format!("{}; must be false, a weight's scales are stored", kind(other))));
+        }
     }
     let block = f.get("block_structure");
     let layout = match (a.float, a.bits, a.strategy.as_str(), a.group) {

@@ -74,7 +74,10 @@ impl Checkpoint {
             && let Some(at) = find(out, |b| b & 0x7F == 0x7F)
         {
             let (row, col) = (rows.start + at / m.cols, at % m.cols);
-            let what = format!("code {:#04x} at row {row}, column {col} is NaN in e4m3; the file is damaged", out[at]);
+            let what = format!(
+                "code {:#04x} at row {row}, column {col} is NaN in e4m3; a code must be finite: the file is damaged",
+                out[at]
+            );
             return Err(self.wrong(module, part, &what));
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! May live here: a module's spellings and classes, compressed-tensors' three ways to name it (its full name, `re:`, its
 //! class), and modelopt's wildcards. May not: what a match means.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use fancy_regex::{Regex, RegexBuilder};
@@ -75,7 +75,7 @@ pub(crate) enum Level {
 /// A list of compressed-tensors entries.
 #[derive(Debug, Default)]
 pub(crate) struct Patterns {
-    literal: HashMap<String, ()>,
+    literal: HashSet<String>,
     regexes: Vec<(String, Regex)>,
 }
 
@@ -89,7 +89,7 @@ impl Patterns {
                 return Err(f.error(&at(), format!("{}; must be a string", kind(entry))));
             };
             match text.strip_prefix("re:") {
-                None => drop(patterns.literal.insert(text.into(), ())),
+                None => drop(patterns.literal.insert(text.into())),
                 Some(_) if patterns.regexes.len() == MAX_REGEXES => {
                     return Err(f.error(&at(), format!("more than {MAX_REGEXES} regular expressions")));
                 }
@@ -104,7 +104,7 @@ impl Patterns {
 
     /// The closest entry that names the module, with how it does.
     pub(crate) fn find(&self, module: &Spelled) -> Result<Option<(Level, &str)>, String> {
-        if let Some((text, ())) = module.names().find_map(|n| self.literal.get_key_value(n)) {
+        if let Some(text) = module.names().find_map(|n| self.literal.get(n)) {
             return Ok(Some((Level::Exact, text)));
         }
         for (text, regex) in &self.regexes {
@@ -114,8 +114,8 @@ impl Patterns {
                 }
             }
         }
-        let class = module.classes.iter().find_map(|c| self.literal.get_key_value(*c));
-        Ok(class.map(|(text, ())| (Level::Class, text.as_str())))
+        let class = module.classes.iter().find_map(|c| self.literal.get(*c));
+        Ok(class.map(|text| (Level::Class, text.as_str())))
     }
 }
 
@@ -125,11 +125,13 @@ pub(crate) fn regex(pattern: &str) -> Result<Regex, String> {
         return Err(format!("a regular expression of {} bytes; at most {MAX_REGEX_BYTES}", pattern.len()));
     }
     let build = |text: &str| {
-        RegexBuilder::new(text)
-            .backtrack_limit(BACKTRACKS)
-            .delegate_size_limit(REGEX_MEMORY)
-            .build()
-            .map_err(|e| format!("\"{}\" is no regular expression: {}", shown(pattern), shown(&e.to_string())))
+        RegexBuilder::new(text).backtrack_limit(BACKTRACKS).delegate_size_limit(REGEX_MEMORY).build().map_err(|e| {
+            format!(
+                "\"{}\" is no regular expression ({}); must be one as Python takes it",
+                shown(pattern),
+                shown(&e.to_string())
+            )
+        })
     };
     // Alone first, or a stray parenthesis would pair with those put around it.
     build(pattern)?;

@@ -53,7 +53,7 @@ impl ModelOpt {
         let Some(stated) = f.text("quant_algo")? else {
             // In a config that says it was quantised, the algorithm must be named.
             if nested.is_none() && f.get("quant_method").is_some() && kv == Kv::Plain {
-                return Err(f.error("quant_algo", "absent; modelopt names its algorithm here"));
+                return Err(f.error("quant_algo", "absent; must name the algorithm"));
             }
             return Ok((None, kv));
         };

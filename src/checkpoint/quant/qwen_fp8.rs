@@ -37,7 +37,7 @@ impl QwenFp8 {
         match f.get("weight_block_size") {
             Some(Value::Array(sides)) if sides.iter().map(Value::as_u64).eq([Some(128), Some(128)]) => {}
             other => {
-                let found = other.map_or_else(|| "absent".into(), |v| kind_of_sides(v));
+                let found = other.map_or_else(|| "absent".into(), kind_of_sides);
                 let name = format!("{found} (of quant_method \"fp8\"; must be [128, 128])");
                 return Err(unsupported(f, "weight_block_size", &name));
             }

@@ -85,10 +85,12 @@ impl SampleRow {
     }
 
     /// Places this row takes in the list of lanes changed before the draw, a multiple of [`LIST_STEP`] and an upper
-    /// bound of their number. With `logprobs` and the logits' shape it decides the bytes of a call.
+    /// bound of their number. With `logprobs` and the logits' shape it decides the bytes of a call. It counts the output's
+    /// tokens and not which they are, so that a device that draws none takes the same bytes.
     pub fn edits(&self) -> usize {
         let prompt = if self.repeats() { self.prompt_ids.len() } else { 0 };
-        let output = if self.penalises() { self.output_counts.len() } else { 0 };
+        let drawn: u64 = self.output_counts.iter().map(|(_, count)| u64::from(*count)).sum();
+        let output = if self.penalises() { drawn as usize } else { 0 };
         (self.bias.len() + prompt + output).next_multiple_of(LIST_STEP)
     }
 

@@ -8,4 +8,5 @@ mod maker;
 mod malformed;
 mod model_ref;
 mod mutations;
+mod quant;
 mod synth;

@@ -187,26 +187,23 @@ fn variants(all: &mut Vec<Case>) {
     all.push(bad("output_gate_type", json!(1), &["string"]));
     all.push(bad("hidden_act", json!(["silu"]), &["string"]));
     all.push(bad("mlp_only_layers", json!("none"), &["list"]));
-    let methods = [
-        (json!({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}), "nvfp4-pack-quantized"),
-        (json!({"quant_method": "modelopt", "quant_algo": "FP8"}), "modelopt"),
-        (json!({"quant_method": "fp8", "weight_block_size": [128, 128]}), "quant_method \"fp8\""),
+    for (q, says) in [
         (json!({"quant_method": "bitsandbytes"}), "bitsandbytes"),
+        (json!({"quant_method": "gptq", "bits": 4}), "quant_method \"gptq\""),
         (json!({}), "no quant_method"),
-    ];
-    for (q, says) in methods {
+    ] {
         all.push(unsupported("quantization_config", q, &[says, "BF16 and F32"]));
     }
-    all.push(unsupported("compression_config", json!({"format": "float-quantized"}), &["float-quantized"]));
+    all.push(unsupported("compression_config", json!({"format": "float-quantized"}), &["no quant_method"]));
     all.push(bad("quantization_config", json!("fp8"), &["object"]));
     let modelopt = |name: &str, text: &'static str, want, says: &[&str]| {
         Case::new(name, Base::Dense, want, says)
             .bend(move |dir| std::fs::write(dir.join("hf_quant_config.json"), text).unwrap())
     };
-    let algo = r#"{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "W4A16_NVFP4"}}"#;
-    all.push(modelopt("hf_quant_config.json", algo, Kind::Unsupported, &["quantization.quant_algo", "W4A16_NVFP4"]));
-    let kv = r#"{"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}}"#;
-    all.push(modelopt("its KV cache only", kv, Kind::Unsupported, &["kv_cache_quant_algo", "FP8"]));
+    let algo = r#"{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "W4A8_AWQ"}}"#;
+    all.push(modelopt("hf_quant_config.json", algo, Kind::Unsupported, &["quantization.quant_algo", "W4A8_AWQ"]));
+    let kv = r#"{"quantization": {"quant_algo": null, "kv_cache_quant_algo": "NVFP4"}}"#;
+    all.push(modelopt("its KV cache only", kv, Kind::Unsupported, &["kv_cache_quant_algo", "NVFP4"]));
     all.push(modelopt("hf_quant_config.json cut", "{\"quantization\"", Kind::Checkpoint, &["hf_quant_config.json"]));
 }
 

@@ -134,9 +134,9 @@ fn shapes(all: &mut Vec<Case>) {
         ("hidden_size", 24, "embed_tokens"),
         ("intermediate_size", 32, "gate_proj"),
         ("num_attention_heads", 4, "q_proj"),
-        ("head_dim", 16, "q_proj"),
-        ("linear_num_value_heads", 4, "in_proj_qkv"),
-        ("linear_value_head_dim", 8, "in_proj_qkv"),
+        ("head_dim", 16, "q_norm"),
+        ("linear_num_value_heads", 4, "conv1d"),
+        ("linear_value_head_dim", 8, "conv1d"),
         ("linear_conv_kernel_dim", 3, "conv1d"),
     ] {
         all.push(case(format!("another model's {field}"), Base::Dense, &[says, "config.json asks for"], move |m| {

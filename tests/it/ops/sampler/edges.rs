@@ -452,7 +452,7 @@ fn no_legal_batch_needs_more_than_the_upper_bound() {
     }
     // Lists of a large batch at long context are taken in groups: 256 x 262,144 tokens need no gigabyte.
     let limits = Limits { step_tokens: 8192, batch: 256, context: 262_144 };
-    assert!(sampler::edits_upper_bound(limits, 248_320) < 5 << 20);
+    assert!(sampler::edits_upper_bound(limits) < 5 << 20);
     assert!(sampler::upper_bound(&DeviceSpec::host(), limits) < 8 << 20);
 }
 
