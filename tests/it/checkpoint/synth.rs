@@ -7,12 +7,15 @@ use std::sync::Arc;
 use highwater::checkpoint::synth::{SHARD_BYTES, survey};
 use highwater::checkpoint::{Checkpoint, Geometry, Mlp, ModelRef, Recipe, RowScale, Source, Synth, Verdict};
 use highwater::device::{Device, DeviceSpec};
+use highwater::engine::Engine;
 use highwater::mem::{End, Layer, Tag};
 use highwater::num::{DType, fp4, fp8};
 use highwater::ops::scheme::{ActScheme, Global, Grain, Scheme};
 use highwater::ops::{Cx, Meter, Numerics};
 use highwater::tensor::{Tensor, byte_size};
 use safetensors::SafeTensors;
+
+use crate::fixture::{all_logits, options};
 
 /// Widths that blocks of 128 divide, and some they do not: 320 is two and a half.
 fn wide(name: &str) -> Geometry {
@@ -181,6 +184,34 @@ fn every_recipe_writes_the_seeded_model_bit_for_bit() {
     }
     // Every scheme with every input scheme that any producer writes.
     assert_eq!(schemes.len(), 1 + 1 + 1 + 2 + 4, "{schemes:?}");
+}
+
+#[test]
+fn every_recipe_loads_back_to_the_logits_it_was_written_from() {
+    let mut compared = 0;
+    for (geometry, recipe) in pairs() {
+        let what = format!("{}@{recipe}", geometry.name);
+        let dir = write(&geometry, &recipe, 7, SHARD_BYTES);
+        for numerics in [Numerics::F32, Numerics::BF16] {
+            let logits = |source: Source| {
+                let device = Device::cpu_poisoned(DeviceSpec::host(), 1 << 28).unwrap();
+                let mut engine = Engine::load(&device, source, options(numerics, 16, 1), &mut |_, _| {})
+                    .unwrap_or_else(|e| panic!("{what}: {e}"));
+                let prompt = (0..23).map(|i| (i * 37 + 5) % geometry.decodable as u32).collect();
+                all_logits(&mut engine, prompt)
+            };
+            let (read, drawn) = (logits(disk(dir.path())), logits(seeded(&geometry, &recipe, 7)));
+            assert_eq!(read.len(), 23 * geometry.vocab);
+            assert!(read.iter().zip(&drawn).all(|(a, b)| a.to_bits() == b.to_bits()), "{what} {numerics:?}");
+            // A random head on a normed row gives logits near one, and an embedding of variance 1 as the head the root of
+            // the width: were weights out of scale, these would not be.
+            let head = if geometry.tied { geometry.hidden as f64 } else { 1.0 };
+            let power = read.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / read.len() as f64 / head;
+            assert!((0.05..20.0).contains(&power), "{what} {numerics:?}: mean square {power}");
+            compared += read.len();
+        }
+    }
+    assert!(compared > 1_000_000, "{compared}");
 }
 
 #[test]
