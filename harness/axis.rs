@@ -15,10 +15,12 @@ pub(crate) const MAX_VALUES: usize = 1024;
 /// Most cells one sweep may have.
 pub(crate) const MAX_CELLS: usize = 100_000;
 
-/// The longest chunk and depth accepted: 262,144 trained positions times YaRN's factor of 4, times 16 to spare.
-const MAX_TOKENS: u64 = 1 << 24;
-/// The largest batch accepted.
-const MAX_SEQUENCES: u64 = 1 << 16;
+/// The longest depth accepted: 262,144 trained positions times YaRN's factor of 4, times 16 to spare.
+pub(crate) const MAX_TOKENS: u64 = 1 << 24;
+/// The largest chunk: the most rows the engine takes in a step.
+pub(crate) const MAX_CHUNK: u64 = 1 << 20;
+/// The largest batch the engine takes.
+pub(crate) const MAX_BATCH: u64 = 1 << 14;
 
 /// What can be swept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,8 +49,8 @@ impl Axis {
     /// Smallest and largest value.
     fn bounds(self) -> (u64, u64) {
         match self {
-            Axis::Chunk => (1, MAX_TOKENS),
-            Axis::Batch => (1, MAX_SEQUENCES),
+            Axis::Chunk => (1, MAX_CHUNK),
+            Axis::Batch => (1, MAX_BATCH),
             Axis::Depth => (0, MAX_TOKENS),
         }
     }
@@ -66,6 +68,13 @@ impl Axis {
 pub(crate) struct AxisValues {
     axis: Axis,
     values: Vec<u64>,
+}
+
+impl AxisValues {
+    /// The axis.
+    pub(crate) fn axis(&self) -> Axis {
+        self.axis
+    }
 }
 
 impl std::str::FromStr for AxisValues {
@@ -276,6 +285,11 @@ impl Grid {
         Ok(grid)
     }
 
+    /// Every batch and depth, once: depth outermost, each in the order given.
+    pub(crate) fn batches_and_depths(&self) -> Vec<(u64, u64)> {
+        self.depth.iter().flat_map(|&depth| self.batch.iter().map(move |&batch| (batch, depth))).collect()
+    }
+
     /// Every cell: depth outermost, then batch, then chunk, each in the order given.
     pub(crate) fn cells(&self) -> Vec<Cell> {
         let mut cells = Vec::with_capacity(self.chunk.len() * self.batch.len() * self.depth.len());
@@ -347,9 +361,11 @@ mod tests {
 
     #[test]
     fn bounds_hold_for_every_axis() {
-        assert!(refusal("chunk=0").contains("outside 1 to 16777216"));
-        assert!(refusal("batch=0").contains("outside 1 to 65536"));
-        assert!(refusal("batch=65537").contains("outside"));
+        assert!(refusal("chunk=0").contains("outside 1 to 1048576"));
+        assert!(refusal("batch=0").contains("outside 1 to 16384"));
+        assert!(refusal("batch=16385").contains("outside") && refusal("chunk=1048577").contains("outside"));
+        assert_eq!((values("batch=16384"), values("chunk=1m")), (vec![1 << 14], vec![1 << 20]));
+        assert!(refusal("depth=0-16777217").contains("values"));
         assert!(refusal("depth=16777217").contains("outside 0 to 16777216"));
         assert!(refusal("chunk=1-18446744073709551615*2").contains("outside"));
         assert!(refusal("chunk[pow2]=64").contains("exponents"));

@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use highwater::checkpoint::Source;
-use highwater::device::Rates;
-use highwater::engine::{Engine, KvBudget, Options, Policy, Request, RequestId, StepOut};
-use highwater::error::{Error, Result};
+use highwater::device::{Device, Rates};
+use highwater::engine::{Engine, KvBudget, Options, Policy, Request, RequestId, Runner as Bare, StepOut, cache};
+use highwater::error::{Error, KvPoolError, Result};
 use highwater::mem::Report;
+use highwater::model::StateScope;
 use highwater::num::philox;
-use highwater::ops::Limits;
 use highwater::ops::batch::PAGE_TOKENS;
 use highwater::ops::cost::step_floor_seconds;
+use highwater::ops::{Limits, Numerics};
 
 use crate::axis::Cell;
 use crate::record::{Owner, Row};
@@ -54,6 +55,7 @@ struct Pass {
     prefill_floor: f64,
     prefill_steps: u64,
     decode_steps: u64,
+    preempted: u64,
     decode_ms: Vec<f64>,
     decode_floors: Vec<f64>,
     first_token_ms: Vec<f64>,
@@ -116,6 +118,11 @@ impl Runner for EngineRunner {
         let options = self.options(cell, self.workload.context.unwrap_or(context));
         let (timed, seed, rates, output) =
             (self.place.kind != Kind::Plan, self.model.seed, self.place.spec.rates, self.workload.output as usize);
+        if let Some(tokens) = self.workload.kv_tokens {
+            let held = context.saturating_sub(1);
+            let source = self.model.open()?;
+            pool_holds(&self.place, &source, options.numerics, tokens, cell.batch, cell.depth + prompt, held)?;
+        }
         let engine = self.engine(options)?;
         row.kv_tokens = Some(engine.sizing().kv_tokens);
         row.weights_bytes = Some(engine.sizing().weights);
@@ -187,6 +194,7 @@ fn pass(engine: &mut Engine, work: &Work, rates: &Rates) -> Result<Pass> {
 impl Pass {
     fn count(&mut self, step: &StepOut, batch: u64, clock: Duration, rates: &Rates) -> Result<()> {
         let floor = step_floor_seconds(&step.metered, rates);
+        self.preempted += step.preempted as u64;
         let ms = step.elapsed.as_secs_f64() * 1e3;
         if step.prefill_tokens > 0 {
             self.prefill += step.elapsed;
@@ -246,6 +254,7 @@ fn write_speed(row: &mut Row, passes: &[Pass], work: &Work, timed: bool) {
     let Some(first) = passes.first() else { return };
     row.prefill_steps = Some(first.prefill_steps);
     row.decode_steps = Some(first.decode_steps);
+    row.preempted = passes.iter().map(|p| p.preempted).max();
     if first.prefill_floor > 0.0 {
         row.floor_prefill_tok_s = Some(prompt_tokens / first.prefill_floor);
     }
@@ -271,6 +280,39 @@ fn write_speed(row: &mut Row, passes: &[Pass], work: &Work, timed: bool) {
     }
 }
 
+/// Refuses a KV pool of `kv_tokens` that cannot hold `batch` sequences at once, each of `prompt` tokens (its depth
+/// included) at first and `held` at its longest: they would run one after another, or compute again what they gave up,
+/// and the times of such a run are no batch's.
+pub(crate) fn pool_holds(
+    place: &Place,
+    source: &Source,
+    numerics: Numerics,
+    kv_tokens: u64,
+    batch: u64,
+    prompt: u64,
+    held: u64,
+) -> Result<()> {
+    const PAGE: u64 = PAGE_TOKENS as u64;
+    let (pool_pages, pages) = (kv_tokens.div_ceil(PAGE), pages_needed(batch, prompt, held));
+    if pages <= pool_pages {
+        return Ok(());
+    }
+    // On a plan of any size: a page has the same bytes wherever it lies.
+    let endless = Device::plan(place.spec.clone(), 1 << 60);
+    let bare = Bare::load(&endless, source, numerics, &mut |_, _| {})?;
+    let page_bytes = cache::state_bytes(&bare.model().state(), StateScope::PerToken, 1);
+    let (pool_tokens, fits) = (pool_pages * PAGE, pages.saturating_mul(PAGE));
+    Err(KvPoolError { batch, tokens: held, pool_tokens, pool_pages, pages, page_bytes, fits }.into())
+}
+
+/// Pages that `batch` such sequences take at once. The engine admits a sequence beside others only where its prompt and
+/// one token more find room, be it that nothing more is generated.
+fn pages_needed(batch: u64, prompt: u64, held: u64) -> u64 {
+    let of = |tokens: u64| tokens.max(1).div_ceil(PAGE_TOKENS as u64);
+    let last = if batch > 1 { of(held.max(prompt.saturating_add(1))) } else { of(held) };
+    of(held).saturating_mul(batch.saturating_sub(1)).saturating_add(last)
+}
+
 /// Whether a cell's context is one the model has, before anything is loaded.
 pub(crate) fn within_context(source: &Source, cell: &Cell, workload: &Workload) -> Result<()> {
     let context = cell.depth.saturating_add(workload.prompt.unwrap_or(cell.chunk)).saturating_add(workload.output);
@@ -282,4 +324,52 @@ pub(crate) fn within_context(source: &Source, cell: &Cell, workload: &Workload) 
         what: format!("a context of {context} tokens (depth + prompt + output)"),
         supported: format!("{} takes up to {most}", source.geometry().name),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::Place;
+    use highwater::num::DType;
+    use highwater::ops::ActQuant;
+
+    /// Whatever the pool, a cell is either refused or runs its whole batch together: no preemption, every decode step full.
+    #[test]
+    fn a_pool_is_refused_exactly_where_the_batch_would_not_run_together() {
+        let place = Place::new(None, Some(256 << 20), Kind::Plan).unwrap();
+        let numerics = Numerics {
+            activations: DType::F32,
+            logits: DType::F32,
+            state: DType::F32,
+            kv: DType::F32,
+            act_quant: ActQuant::Checkpoint,
+        };
+        let values = Values { numerics, fault: None };
+        let model = Model { text: "tiny".into(), seed: 0 };
+        for (prompt, output, batch) in [(64, 1, 1), (64, 1, 2), (60, 5, 2), (60, 6, 2), (100, 40, 3), (10, 3, 3)] {
+            let mut edge = None;
+            for pages in 1..=12u64 {
+                let workload = Workload { prompt: Some(prompt), output, kv_tokens: Some(pages * 64), context: None };
+                let mut runner = EngineRunner::new(model.clone(), place.clone(), values, workload);
+                let mut row = Row::default();
+                match runner.run(&Cell { chunk: 512, batch, depth: 0 }, &mut row) {
+                    Ok(()) => {
+                        assert_eq!(row.preempted, Some(0));
+                        assert_eq!((row.prefill_steps, row.decode_steps), (Some(1), Some(output - 1)));
+                        edge = edge.or(Some(pages));
+                    }
+                    Err(Error::KvPool(short)) => {
+                        assert!(edge.is_none() && short.free() < short.requested());
+                        row.set_error(&Error::KvPool(short.clone()));
+                        row.verify().unwrap();
+                        assert_eq!(row.oom_short_bytes, Some((short.pages - pages) * short.page_bytes));
+                        assert!(short.to_string().contains(&format!("--kv-tokens {} fits", short.pages * 64)));
+                        assert_eq!(row.oom_tag.as_deref(), Some("cache.kv"));
+                    }
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            assert_eq!(edge, Some(pages_needed(batch, prompt, prompt + output - 1)), "{prompt} + {output} x {batch}");
+        }
+    }
 }

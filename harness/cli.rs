@@ -7,9 +7,10 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::axis::{AxisValues, parse_count};
+use crate::axis::{AxisValues, MAX_BATCH, MAX_CHUNK, MAX_TOKENS, parse_count};
 use crate::bytes::parse_memory;
 use crate::definitions;
+use crate::frontier::STEP_TOKENS;
 use crate::ids::TokenIds;
 
 const EXIT_CODES: &str = "\
@@ -37,7 +38,7 @@ pub(crate) enum Verb {
     Sweep(SweepArgs),
     /// Say whether a model fits a card, and who holds which bytes, without running it
     Plan(PlanArgs),
-    /// Find the largest chunk that fits, for each batch
+    /// Find the largest chunk that fits, for each batch and depth
     Frontier(FrontierArgs),
     /// Write the float32 logits of a prompt to a safetensors file
     Logits(LogitsArgs),
@@ -91,13 +92,13 @@ pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) numerics: Numerics,
     /// Prefill token budget of a step
-    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "2048")]
+    #[arg(long, value_name = "TOKENS", value_parser = flat(chunk), default_value = "2048")]
     pub(crate) chunk: u64,
     /// Sequences
-    #[arg(long, value_name = "N", value_parser = flat(positive), default_value = "1")]
+    #[arg(long, value_name = "N", value_parser = flat(batch), default_value = "1")]
     pub(crate) batch: u64,
     /// Tokens of each sequence, prompt and output together
-    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "8192")]
+    #[arg(long, value_name = "TOKENS", value_parser = flat(context), default_value = "8192")]
     pub(crate) context: u64,
 }
 
@@ -117,10 +118,10 @@ pub(crate) struct FrontierArgs {
     #[command(flatten)]
     pub(crate) numerics: Numerics,
     /// Tokens of each sequence, prompt and output together
-    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "8192")]
+    #[arg(long, value_name = "TOKENS", value_parser = flat(context), default_value = "8192")]
     pub(crate) context: u64,
-    /// The largest chunk to ask about
-    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "64k")]
+    /// The largest chunk to ask about, in steps of 64
+    #[arg(long, value_name = "TOKENS", value_parser = flat(max_chunk), default_value = "64k")]
     pub(crate) max_chunk: u64,
 }
 
@@ -139,7 +140,7 @@ pub(crate) struct LogitsArgs {
     #[arg(long, value_name = "FILE.safetensors")]
     pub(crate) out: PathBuf,
     /// Prefill token budget of a step
-    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "2048")]
+    #[arg(long, value_name = "TOKENS", value_parser = flat(chunk), default_value = "2048")]
     pub(crate) chunk: u64,
     #[command(flatten)]
     pub(crate) target: Target,
@@ -159,7 +160,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "16")]
     pub(crate) max_tokens: u64,
     /// Prefill token budget of a step
-    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "2048")]
+    #[arg(long, value_name = "TOKENS", value_parser = flat(chunk), default_value = "2048")]
     pub(crate) chunk: u64,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
@@ -213,7 +214,7 @@ pub(crate) struct Budget {
     /// Memory for everything, e.g. 16GiB or 24GB [default: what the card has]
     #[arg(long, value_name = "BYTES", value_parser = flat(parse_memory))]
     pub(crate) vram: Option<u64>,
-    /// Tokens the KV pool holds, over all sequences [default: what is left]
+    /// Tokens the KV pool holds, over all sequences; fewer than they need together do not fit [default: what they need]
     #[arg(long, value_name = "TOKENS", value_parser = flat(positive))]
     pub(crate) kv_tokens: Option<u64>,
 }
@@ -316,11 +317,32 @@ fn device(text: &str) -> Result<DeviceChoice> {
     }
 }
 
-/// A count from 1 to 2^24, with or without a suffix.
-fn positive(text: &str) -> Result<u64> {
+/// A count from `low` to `high`, with or without a suffix.
+fn count(text: &str, low: u64, high: u64) -> Result<u64> {
     let count = parse_count(text)?;
-    ensure!((1..=1 << 24).contains(&count), "{count} is outside 1 to {}", 1 << 24);
+    ensure!((low..=high).contains(&count), "{count} is outside {low} to {high}");
     Ok(count)
+}
+
+fn positive(text: &str) -> Result<u64> {
+    count(text, 1, MAX_TOKENS)
+}
+
+fn chunk(text: &str) -> Result<u64> {
+    count(text, 1, MAX_CHUNK)
+}
+
+fn max_chunk(text: &str) -> Result<u64> {
+    count(text, STEP_TOKENS, MAX_CHUNK)
+}
+
+fn batch(text: &str) -> Result<u64> {
+    count(text, 1, MAX_BATCH)
+}
+
+/// One token of prompt and one of output at least; how many a model takes at most is the model's.
+fn context(text: &str) -> Result<u64> {
+    count(text, 2, MAX_TOKENS)
 }
 
 fn finite(text: &str) -> Result<f32> {
@@ -378,6 +400,13 @@ mod tests {
         assert!(refusal("sweep --kv-tokens 0").contains("outside 1"));
         assert!(refusal("plan").contains("MODEL"));
         assert!(refusal("plan tiny --chunk 0").contains("outside 1"));
+        for verb in ["plan tiny", "generate tiny --ids 1", "logits tiny --ids 1 --out f"] {
+            assert!(refusal(&format!("{verb} --chunk 1048577")).contains("outside 1 to 1048576"));
+        }
+        assert!(refusal("plan tiny --batch 16385").contains("outside 1 to 16384"));
+        assert!(refusal("plan tiny --context 1").contains("outside 2"));
+        assert!(refusal("frontier tiny --context 1").contains("outside 2"));
+        assert!(refusal("frontier tiny --max-chunk 63").contains("outside 64 to 1048576"));
         assert!(refusal("logits tiny --ids 5").contains("--out"));
         assert!(refusal("logits tiny --ids 5,x --out f").contains("not a token id"));
         assert!(refusal("generate tiny --ids 1 --temperature NaN").contains("not finite"));

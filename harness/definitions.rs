@@ -17,7 +17,7 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
     Definition {
         term: "chunk",
         columns: &["chunk"],
-        text: "most tokens one step computes, prompt and decode tokens together",
+        text: "most prompt tokens one step computes, over all sequences; decode tokens come on top, at most one per sequence",
     },
     Definition { term: "batch", columns: &["batch"], text: "sequences, all submitted at once" },
     Definition {
@@ -32,6 +32,12 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
         text: "depth + prompt + output, tokens per sequence",
     },
     Definition { term: "KV tokens", columns: &["kv_tokens"], text: "tokens the KV pool holds, over all sequences" },
+    Definition {
+        term: "preempted",
+        columns: &["preempted"],
+        text: "times a sequence gave its KV pages back and was computed anew, over one run of the cell; more than 0 puts that \
+               recomputation into prefill ms",
+    },
     Definition {
         term: "vram",
         columns: &["vram_bytes"],
@@ -79,7 +85,7 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
         term: "oom",
         columns: &["oom_tag", "oom_requested_bytes", "oom_free_bytes", "oom_short_bytes"],
         text: "the buffer that did not fit, its bytes, the bytes free then, and the difference; oom = while the \
-               cell ran (or, on the plan device, was planned), oom_predicted = refused before it ran, oom_skipped_dominated = a cell no larger on any axis did not fit",
+               cell ran (or, on the plan device, was planned), oom_predicted = refused before it ran (cache.kv: the KV pool cannot hold the batch at once), oom_skipped_dominated = a cell no larger on any axis did not fit",
     },
     Definition {
         term: "prefill tok/s",

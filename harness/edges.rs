@@ -1,9 +1,10 @@
-//! The OOM frontier of a model on a card: the largest chunk of each batch that fits, and what does not fit beyond it.
+//! The OOM frontier of a model on a card: the largest chunk of each batch and depth that fits, and what does not fit beyond it.
 
 use anyhow::Result;
+use highwater::error::{Error, mib};
 use highwater::num::DType;
 
-use crate::axis::{Cell, Grid};
+use crate::axis::{Axis, Cell, Grid};
 use crate::cell::{EngineRunner, Workload};
 use crate::cli::FrontierArgs;
 use crate::failure::Failure;
@@ -14,12 +15,11 @@ use crate::record::{Row, Status};
 use crate::sweep::Runner as _;
 use crate::table::{Align, Table, or_null};
 use crate::target::{Kind, Model, Place, Values, template};
-use highwater::error::mib;
 
 /// Tokens each sequence decodes in a cell of the frontier: enough to run the decode kernels.
 const OUTPUT_TOKENS: u64 = 2;
 
-/// What is asked of each batch.
+/// What is asked of each batch and depth.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Question {
     /// Tokens each sequence may hold.
@@ -30,7 +30,7 @@ pub(crate) struct Question {
     pub(crate) max_chunk: u64,
 }
 
-/// One batch's answer.
+/// The answer for one batch and depth.
 #[derive(Debug)]
 pub(crate) struct Answer {
     /// Where it ends.
@@ -46,17 +46,28 @@ pub(crate) fn edge_text(edge: Edge) -> String {
         Edge::Nothing => "does not fit".into(),
         Edge::Largest(chunk) => chunk.to_string(),
         Edge::Beyond(chunk) => format!("{chunk} or more"),
+        Edge::Whole(chunk) => format!("{chunk} (all of the context)"),
     }
 }
 
-/// The largest chunk of each batch. A chunk longer than one prompt takes rows of several.
+/// The largest chunk of each (batch, depth). A chunk longer than one prompt takes rows of several.
 pub(crate) fn edges(
     model: &Model,
     place: &Place,
     values: Values,
-    batches: &[u64],
+    points: &[(u64, u64)],
     question: Question,
 ) -> Result<Vec<Answer>, Failure> {
+    for (_, depth) in points {
+        if depth.saturating_add(1 + OUTPUT_TOKENS) > question.context {
+            let what = format!(
+                "a depth of {depth} and a prompt leave no room for {OUTPUT_TOKENS} more tokens in the context of {}; raise \
+                 --context",
+                question.context
+            );
+            return Err(Error::Request { param: "--context", what }.into());
+        }
+    }
     let base = template(model, &model.open()?, place, values);
     let workload = Workload {
         prompt: None,
@@ -65,21 +76,21 @@ pub(crate) fn edges(
         context: Some(question.context),
     };
     let mut runner = EngineRunner::new(model.clone(), place.clone(), values, workload);
-    let longest = question.context.saturating_sub(OUTPUT_TOKENS).max(1);
     let mut answers = Vec::new();
-    for &batch in batches {
+    for &(batch, depth) in points {
+        let longest = question.context - depth - OUTPUT_TOKENS;
         let mut plan = |chunk: u64| -> Result<Row> {
             runner.workload.prompt = Some(chunk.min(longest));
-            let mut row = Row { chunk, batch, depth: 0, ..base.clone() };
-            match runner.run(&Cell { chunk, batch, depth: 0 }, &mut row) {
+            let mut row = Row { chunk, batch, depth, ..base.clone() };
+            match runner.run(&Cell { chunk, batch, depth }, &mut row) {
                 Ok(()) => row.status = Status::Ok,
-                Err(error) => row.set_error(&error),
+                Err(error) => {
+                    row.set_error(&error);
+                    if !row.status.is_oom() {
+                        return Err(error.into());
+                    }
+                }
             }
-            anyhow::ensure!(
-                row.status == Status::Ok || row.status.is_oom(),
-                "chunk {chunk}, batch {batch}: {}",
-                row.detail.unwrap_or_default()
-            );
             row.time = rfc3339_utc(std::time::SystemTime::now());
             Ok(row)
         };
@@ -90,7 +101,11 @@ pub(crate) fn edges(
         let (at, next) = match edge {
             Edge::Nothing => (STEP_TOKENS, Some(STEP_TOKENS)),
             Edge::Largest(chunk) => (chunk, Some(chunk + STEP_TOKENS)),
-            Edge::Beyond(chunk) => (chunk, None),
+            Edge::Beyond(chunk) | Edge::Whole(chunk) => (chunk, None),
+        };
+        let edge = match edge {
+            Edge::Beyond(chunk) if chunk >= rows => Edge::Whole(chunk),
+            edge => edge,
         };
         let beyond = next.map(&mut plan).transpose()?.and_then(|row| row.oom_tag);
         answers.push(Answer { edge, row: plan(at)?, beyond });
@@ -109,9 +124,12 @@ pub(crate) fn places(names: &[String], vram: Option<u64>) -> Result<Vec<Place>, 
 /// `frontier`.
 pub(crate) fn frontier(args: &FrontierArgs) -> Result<(), Failure> {
     let values = Values::of(&args.numerics, DType::Bf16)?;
-    let grid = Grid::new(&args.axes).map_err(|e| Failure::usage(&e))?;
-    let mut batches: Vec<u64> = grid.cells().iter().map(|c| c.batch).collect();
-    batches.dedup();
+    if args.axes.iter().any(|values| values.axis() == Axis::Chunk) {
+        let refused =
+            anyhow::anyhow!("frontier looks for the chunk; its axes are batch and depth, and --max-chunk ends it");
+        return Err(Failure::usage(&refused));
+    }
+    let points = Grid::new(&args.axes).map_err(|e| Failure::usage(&e))?.batches_and_depths();
     let model = Model { text: args.model.clone(), seed: args.numerics.seed };
     let question = Question { context: args.context, kv_tokens: args.budget.kv_tokens, max_chunk: args.max_chunk };
     let mut table = Table::new(&[
@@ -119,18 +137,20 @@ pub(crate) fn frontier(args: &FrontierArgs) -> Result<(), Failure> {
         ("card", Align::Left),
         ("fault", Align::Left),
         ("batch", Align::Right),
+        ("depth", Align::Right),
         ("largest chunk", Align::Right),
         ("transient there", Align::Right),
         ("free there", Align::Right),
         ("does not fit beyond", Align::Left),
     ]);
     for place in places(&args.cards, args.budget.vram)? {
-        for answer in edges(&model, &place, values, &batches, question)? {
+        for answer in edges(&model, &place, values, &points, question)? {
             table.push(vec![
                 args.model.clone(),
                 place.spec.name.into(),
                 or_null(values.fault, |f| f.name().to_owned()),
                 answer.row.batch.to_string(),
+                answer.row.depth.to_string(),
                 edge_text(answer.edge),
                 or_null(answer.row.transient_peak_bytes, mib),
                 or_null(answer.row.free_bytes, mib),

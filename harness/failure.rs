@@ -59,9 +59,10 @@ impl Failure {
 fn advice(error: &Error) -> Option<&'static str> {
     match error {
         Error::OutOfMemory(_) => Some(
-            "lower --chunk, --batch or --kv-tokens, or raise --vram; `highwater frontier MODEL` prints the largest chunk that fits",
+            "lower --chunk or --kv-tokens, or raise --vram; `highwater frontier MODEL` prints the largest chunk that fits",
         ),
         Error::Budget(_)
+        | Error::KvPool(_)
         | Error::NoData { .. }
         | Error::Shape { .. }
         | Error::Config { .. }

@@ -14,6 +14,8 @@ pub(crate) enum Edge {
     Largest(u64),
     /// The largest chunk asked about fits: the edge is beyond it.
     Beyond(u64),
+    /// This chunk fits and takes every prompt whole: there is nothing beyond it.
+    Whole(u64),
 }
 
 /// The largest multiple of [`STEP_TOKENS`] up to `limit` (rounded down) for which `fits` holds. Takes at most

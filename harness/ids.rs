@@ -1,5 +1,6 @@
 //! Token ids on the command line: `5,7,9`, or `@FILE` with a JSON array of them.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -46,9 +47,12 @@ impl TokenIds {
 
 fn read(path: &Path) -> Result<Vec<u32>> {
     let name = || format!("cannot read token ids from {}", path.display());
-    let length = std::fs::metadata(path).with_context(name)?.len();
-    ensure!(length <= MAX_FILE_BYTES, "{}: {length} bytes, and at most {MAX_FILE_BYTES} are read", name());
-    let text = std::fs::read(path).with_context(name)?;
+    // Looked at before it is opened: opening a pipe waits for its writer, and a device may never end.
+    ensure!(std::fs::metadata(path).with_context(name)?.is_file(), "{}: it is not a regular file", name());
+    let mut text = Vec::new();
+    let file = std::fs::File::open(path).with_context(name)?;
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut text).with_context(name)?;
+    ensure!(text.len() as u64 <= MAX_FILE_BYTES, "{}: at most {MAX_FILE_BYTES} bytes are read", name());
     let values: Vec<serde_json::Value> = serde_json::from_slice(&text)
         .with_context(name)
         .context("the file must hold a JSON array of token ids, e.g. [5, 7, 9]")?;
@@ -106,5 +110,21 @@ mod tests {
         assert!(of("\u{0}").is_err());
         assert!(load("@/none/ids.json").is_err());
         assert!(load(&format!("@{}", dir.path().display())).is_err());
+        std::fs::File::create(&path).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
+        assert!(format!("{:#}", load(&format!("@{}", path.display())).unwrap_err()).contains("at most"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_never_ends_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let socket = dir.path().join("socket");
+        let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        for path in [pipe, socket, "/dev/zero".into()] {
+            let refused = format!("{:#}", load(&format!("@{}", path.display())).unwrap_err());
+            assert!(refused.contains("not a regular file"), "{refused}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! `logits` and `generate`: one request on one engine.
 
 use anyhow::Result;
+use highwater::checkpoint::Source;
 use highwater::engine::{Engine, Finish, KvBudget, Logits, Options, Policy, Request};
 use highwater::error::Error;
 use highwater::num::DType;
@@ -10,13 +11,22 @@ use highwater::ops::sampler::SampleRow;
 use crate::cli::{GenerateArgs, LogitsArgs, Rows, SamplingArgs};
 use crate::failure::Failure;
 use crate::logits_file::LogitsFile;
-use crate::out::print;
+use crate::out::{note, print, print_while_read};
 use crate::progress::Progress;
-use crate::target::{Kind, Model, Place, Values, load};
+use crate::record::Row;
+use crate::target::{Kind, Model, Place, Values, load, template};
+
+/// Opens a model that is to compute values.
+fn open(model: &Model, place: &Place) -> Result<Source, Failure> {
+    if place.kind == Kind::Plan {
+        return Err(Error::NoData { what: "the logits of a planned run".into() }.into());
+    }
+    Ok(model.open()?)
+}
 
 /// A loaded engine with one request in it.
 fn one_request(
-    model: &str,
+    source: Source,
     seed: u64,
     place: &Place,
     values: Values,
@@ -24,7 +34,6 @@ fn one_request(
     request: Request,
     kv_tokens: Option<u64>,
 ) -> Result<Engine, Failure> {
-    let source = Model { text: model.to_owned(), seed }.open()?;
     let context = request.prompt.len() as u64 + request.max_tokens as u64;
     let most = source.geometry().max_context as u64;
     let context = context.clamp(2, most.max(2));
@@ -37,9 +46,6 @@ fn one_request(
         seed,
         fault: values.fault,
     };
-    if place.kind == Kind::Plan {
-        return Err(Error::NoData { what: "the logits of a planned run".into() }.into());
-    }
     let mut engine = load(place, source, options)?;
     engine.submit(request)?;
     Ok(engine)
@@ -55,23 +61,15 @@ pub(crate) fn logits(args: &LogitsArgs) -> Result<(), Failure> {
         Rows::Last => Logits::Sampled,
     };
     let rows = if which == Logits::Prompt { ids.len() } else { 1 };
-    let request = Request { logits: which, ..Request::greedy(ids, 1) };
-    let mut engine = one_request(
-        &args.model,
-        args.numerics.seed,
-        &place,
-        values,
-        args.chunk,
-        request,
-        args.target.budget.kv_tokens,
-    )?;
-    let vocab = engine.runner().model().geometry().vocab;
-    let notes = [
-        ("model", args.model.clone()),
-        ("dtype", values.numerics.activations.to_string()),
-        ("highwater", env!("CARGO_PKG_VERSION").to_owned()),
-    ];
+    let model = Model { text: args.model.clone(), seed: args.numerics.seed };
+    let source = open(&model, &place)?;
+    let vocab = source.geometry().vocab;
+    // Before the model is loaded: a path that cannot be written fails now.
+    let notes = notes(&template(&model, &source, &place, values), args.numerics.seed);
     let mut file = LogitsFile::create(&args.out, rows as u64, vocab as u64, &notes)?;
+    let request = Request { logits: which, ..Request::greedy(ids, 1) };
+    let mut engine =
+        one_request(source, args.numerics.seed, &place, values, args.chunk, request, args.target.budget.kv_tokens)?;
     let progress = Progress::cells(rows as u64);
     while let Some(step) = engine.step()? {
         for record in step.records {
@@ -90,6 +88,20 @@ pub(crate) fn logits(args: &LogitsArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What the file says about where its logits come from; the values of its model, its weights and its run.
+fn notes(row: &Row, seed: u64) -> Vec<(&'static str, String)> {
+    let mut notes = vec![
+        ("model", row.model.clone()),
+        ("recipe", row.recipe.clone()),
+        ("weights", row.weights_source.clone().unwrap_or_default()),
+        ("seed", seed.to_string()),
+        ("dtype", row.dtype.clone()),
+        ("highwater", env!("CARGO_PKG_VERSION").to_owned()),
+    ];
+    notes.extend(row.fault.clone().map(|fault| ("fault", fault)));
+    notes
+}
+
 /// `generate`.
 pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
     let ids = args.ids.load()?;
@@ -100,25 +112,32 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
         ignore_eos: false,
         ..Request::greedy(ids, args.max_tokens as usize)
     };
-    let mut engine = one_request(
-        &args.model,
-        args.numerics.seed,
-        &place,
-        values,
-        args.chunk,
-        request,
-        args.target.budget.kv_tokens,
-    )?;
-    let mut first = true;
+    let model = Model { text: args.model.clone(), seed: args.numerics.seed };
+    let source = open(&model, &place)?;
+    let kv_tokens = args.target.budget.kv_tokens;
+    let mut engine = one_request(source, args.numerics.seed, &place, values, args.chunk, request, kv_tokens)?;
+    let mut generated = 0;
     while let Some(step) = engine.step()? {
         for record in step.records {
             if let Some(token) = record.token {
-                print(&format!("{}{}", if first { "" } else { "," }, token.id))?;
-                first = false;
+                if !print_while_read(&format!("{}{}", if generated == 0 { "" } else { "," }, token.id))? {
+                    return Ok(());
+                }
+                generated += 1;
             }
             match record.finish {
                 Some(Finish::Failed(why)) => return Err(anyhow::anyhow!(why).into()),
-                Some(Finish::Stop | Finish::Length) => print("\n")?,
+                Some(finish) => {
+                    print("\n")?;
+                    if finish == Finish::Length && generated < args.max_tokens {
+                        note(&format!(
+                            "stopped after {generated} of {} tokens: the context is {} tokens, and the KV pool holds {}",
+                            args.max_tokens,
+                            engine.options().limits.context,
+                            engine.sizing().kv_tokens
+                        ));
+                    }
+                }
                 None => {}
             }
         }

@@ -6,13 +6,23 @@ use anyhow::{Context, Result};
 
 /// Writes `text` to stdout as it is.
 pub(crate) fn print(text: &str) -> Result<()> {
+    print_while_read(text).map(|_| ())
+}
+
+/// As [`print`]; false once the reader went away, and more need not be made.
+pub(crate) fn print_while_read(text: &str) -> Result<bool> {
     print_to(&mut std::io::stdout().lock(), text)
 }
 
-fn print_to(out: &mut dyn Write, text: &str) -> Result<()> {
+/// A line on stderr, for people. Nothing can be done where it cannot be written.
+pub(crate) fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+fn print_to(out: &mut dyn Write, text: &str) -> Result<bool> {
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot write to stdout"),
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
+        written => written.context("cannot write to stdout").map(|()| true),
     }
 }
 
@@ -34,10 +44,10 @@ mod tests {
 
     #[test]
     fn a_reader_that_left_is_no_error_and_a_full_disk_is() {
-        assert!(print_to(&mut Closed(ErrorKind::BrokenPipe), "x").is_ok());
+        assert!(!print_to(&mut Closed(ErrorKind::BrokenPipe), "x").unwrap());
         assert!(print_to(&mut Closed(ErrorKind::StorageFull), "x").is_err());
         let mut out = Vec::new();
-        print_to(&mut out, "a\nb").unwrap();
+        assert!(print_to(&mut out, "a\nb").unwrap());
         assert_eq!(out, b"a\nb");
     }
 }

@@ -11,7 +11,7 @@ use highwater::num::DType;
 use highwater::ops::Limits;
 
 use crate::axis::Cell;
-use crate::cell::{EngineRunner, Workload};
+use crate::cell::{EngineRunner, Workload, pool_holds};
 use crate::cli::PlanArgs;
 use crate::definitions;
 use crate::edges::{Question, edge_text, edges, places};
@@ -36,21 +36,25 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
         context: args.context as usize,
     };
     for place in places(&args.cards, args.budget.vram)? {
-        let report = plan_text(&model, &source, &place, values, limits, args)?;
-        print(&report)?;
+        // The verdict is out before anything else is asked of the model.
+        let (fits, verdict) = verdict_text(&source, &place, values, limits, args)?;
+        print(&verdict)?;
+        if fits {
+            print(&format!("\n{}", peak_text(&model, &place, values, args)?))?;
+        }
+        print("\n")?;
     }
     Ok(())
 }
 
-/// The plan of one card: the verdict, the bytes by owner, the floors.
-fn plan_text(
-    model: &Model,
+/// Whether it fits, and the verdict on one card with the bytes by part.
+fn verdict_text(
     source: &Source,
     place: &Place,
     values: Values,
     limits: Limits,
     args: &PlanArgs,
-) -> Result<String, Failure> {
+) -> Result<(bool, String), Failure> {
     let slab = place.slab();
     let kv = args.budget.kv_tokens.map_or(KvBudget::Tokens(args.batch * args.context), KvBudget::Tokens);
     let mut text = String::new();
@@ -62,10 +66,20 @@ fn plan_text(
     );
     match sizing::size(spec, slab, source, values.numerics, limits, kv) {
         Ok(sizing) => {
-            let _ = writeln!(text, "verdict: {}", verdict(spec, place.vram, &sizing));
+            let held = args.context - 1;
+            let pool = pool_holds(place, source, values.numerics, sizing.kv_tokens, args.batch, held, held);
+            match pool {
+                Ok(()) => {
+                    let _ = writeln!(text, "verdict: {}", verdict(spec, place.vram, &sizing));
+                }
+                Err(short @ Error::KvPool(_)) => {
+                    let _ = writeln!(text, "verdict: does not fit\n{short}");
+                    return Ok((false, text));
+                }
+                Err(other) => return Err(other.into()),
+            }
             text.push_str(&terms_table(spec, place.vram, &sizing).text());
-            text.push('\n');
-            text.push_str(&peak_text(model, place, values, args)?);
+            Ok((true, text))
         }
         Err(Error::Budget(budget)) => {
             let _ = writeln!(text, "verdict: does not fit");
@@ -73,11 +87,10 @@ fn plan_text(
             if let Some(first) = &budget.first {
                 let _ = writeln!(text, "the first allocation past the end is {} of {} B", first.tag, first.requested);
             }
+            Ok((false, text))
         }
-        Err(other) => return Err(other.into()),
+        Err(other) => Err(other.into()),
     }
-    text.push('\n');
-    Ok(text)
 }
 
 /// Whether it fits: where the overhead outside the slab is assumed, how much overhead it bears.
@@ -138,11 +151,14 @@ fn peak_text(model: &Model, place: &Place, values: Values, args: &PlanArgs) -> R
         }
         Err(error) => {
             row.set_error(&error);
+            if !row.status.is_oom() {
+                return Err(error.into());
+            }
             let _ = writeln!(text, "the run does not fit: {}", row.detail.unwrap_or_default());
         }
     }
     let question = Question { context: args.context, kv_tokens, max_chunk: LARGEST_CHUNK };
-    for answer in edges(model, place, values, &[args.batch], question)? {
+    for answer in edges(model, place, values, &[(args.batch, 0)], question)? {
         let _ = writeln!(text, "largest chunk that fits at batch {}: {}", args.batch, edge_text(answer.edge));
     }
     Ok(text)

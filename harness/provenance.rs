@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use highwater::device::DeviceSpec;
+
 use crate::record::Row;
 
 /// What one run's rows share.
@@ -48,7 +50,7 @@ impl Provenance {
             argv: command_line(std::env::args_os().map(|arg| arg.to_string_lossy().into_owned())),
             cpu: read("/proc/cpuinfo").and_then(|text| cpu_name(&text)),
             cores: std::thread::available_parallelism().ok().map(|n| n.get() as u64),
-            ram_bytes: ram_bytes(),
+            ram_bytes: DeviceSpec::host_memory(),
             os: os(),
             profile: if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned(),
         }
@@ -180,19 +182,6 @@ fn cpu_name(cpuinfo: &str) -> Option<String> {
         .or_else(|| Some(format!("implementer {} part {}", value("CPU implementer")?, value("CPU part")?)))
 }
 
-fn ram_bytes() -> Option<u64> {
-    let machine = read("/proc/meminfo").and_then(|text| mem_total_bytes(&text));
-    // Control groups, version 2 then 1; "max" and version 1's huge default do not lower the minimum.
-    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-    let limit = limits.iter().find_map(|path| read(path)?.trim().parse::<u64>().ok());
-    machine.into_iter().chain(limit).min()
-}
-
-fn mem_total_bytes(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 fn os() -> Option<String> {
     let name = read("/etc/os-release").and_then(|text| os_name(&text));
     let kernel = read("/proc/sys/kernel/osrelease").map(|text| format!("Linux {}", text.trim()));
@@ -266,9 +255,6 @@ mod tests {
         let arm = "processor : 0\nCPU implementer : 0x41\nCPU part : 0xd40\n";
         assert_eq!(cpu_name(arm).as_deref(), Some("implementer 0x41 part 0xd40"));
         assert_eq!(cpu_name("rubbish"), None);
-        assert_eq!(mem_total_bytes("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(16_777_216));
-        assert_eq!(mem_total_bytes("MemTotal: many kB"), None);
-        assert_eq!(mem_total_bytes("MemTotal: 18446744073709551615 kB"), None);
         assert_eq!(os_name("NAME=x\nPRETTY_NAME=\"Some Linux 12\"\n").as_deref(), Some("Some Linux 12"));
         assert_eq!(os_name("PRETTY_NAME=\"\""), None);
     }

@@ -4,11 +4,11 @@
 //! Writing and reading files is `journal`'s; what the columns mean to a reader is `definitions`'.
 //! A null is an empty field in CSV and `null` in JSON. An empty text is a null in CSV.
 
-use highwater::error::{BudgetError, Error, OutOfMemory};
+use highwater::error::{BudgetError, Error, KvPoolError, OutOfMemory};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Version of the columns: names, order, units.
-pub(crate) const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 2;
 /// Version of the way numbers are measured. Rows of two methods are never compared.
 pub(crate) const METHOD: u32 = 1;
 
@@ -207,6 +207,8 @@ pub(crate) struct Row {
     pub(crate) prefill_steps: Option<u64>,
     /// Steps that held none.
     pub(crate) decode_steps: Option<u64>,
+    /// Sequences put back to wait because the KV pool ran out, in one pass over the cell.
+    pub(crate) preempted: Option<u64>,
     /// Wall time of each repetition's prefill; in JSONL only.
     pub(crate) prefill_samples_ms: Vec<f64>,
     /// Wall time of each decode step in the sample; in JSONL only.
@@ -280,11 +282,19 @@ impl Row {
         self.set_shortage("budget", 0, free);
     }
 
+    /// Marks the row as refused because the KV pool cannot hold its batch at once.
+    pub(crate) fn set_pool(&mut self, short: &KvPoolError) {
+        self.set_status(Status::OomPredicted, &short.to_string());
+        self.kv_tokens = Some(short.pool_tokens);
+        self.set_shortage("cache.kv", short.requested(), short.free());
+    }
+
     /// Marks the row with what `error` means for a cell: OOM and unsupported are data, the rest is a failure.
     pub(crate) fn set_error(&mut self, error: &Error) {
         match error {
             Error::OutOfMemory(oom) => self.set_oom(oom),
             Error::Budget(budget) => self.set_budget(budget),
+            Error::KvPool(short) => self.set_pool(short),
             Error::Unsupported { .. } => self.set_status(Status::Unsupported, &error.to_string()),
             _ => self.set_status(Status::Error, &chain(error)),
         }

@@ -52,10 +52,12 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     let text = args.model.clone().unwrap_or_else(|| "tiny@bf16".into());
     let model = Model { text, seed: args.numerics.seed };
 
+    // Opened before any file is made: a model that cannot be opened must not leave a folder that blocks the next try.
+    let source = model.open()?;
     let provenance = Provenance::gather();
     let out = args.out.clone().unwrap_or_else(|| Path::new("highwater-out").join(&provenance.run));
     let mut journal = Journal::create(&out)?;
-    let mut rows = grid_rows(&model, &place, values, &workload, &grid, &provenance, &mut journal)?;
+    let mut rows = grid_rows(&model, &source, &place, values, &workload, &grid, &provenance, &mut journal)?;
     // Pictures are of grids; the usual plans are a table.
     let drawn = rows.len();
     print(&sweep_table(&rows).text())?;
@@ -85,6 +87,7 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
 
 fn grid_rows(
     model: &Model,
+    source: &Source,
     place: &Place,
     values: Values,
     workload: &Workload,
@@ -92,16 +95,12 @@ fn grid_rows(
     provenance: &Provenance,
     journal: &mut Journal,
 ) -> Result<Vec<Row>, Failure> {
-    let source = model.open()?;
-    let mut base = template(model, &source, place, values);
+    let mut base = template(model, source, place, values);
     provenance.stamp(&mut base);
     let cells = grid.cells();
     let progress = Progress::cells(cells.len() as u64);
-    let mut runner = Checked {
-        source: &source,
-        workload,
-        inner: EngineRunner::new(model.clone(), place.clone(), values, workload.clone()),
-    };
+    let mut runner =
+        Checked { source, workload, inner: EngineRunner::new(model.clone(), place.clone(), values, workload.clone()) };
     let rows = run_cells(&cells, &base, true, &mut runner, journal, &progress)?;
     progress.finish();
     Ok(rows)
@@ -134,6 +133,7 @@ fn usual_plans(values: Values, provenance: &Provenance, journal: &mut Journal) -
     columns.push(("transient at most", Align::Right));
     let mut table = Table::new(&columns);
     let mut rows = Vec::new();
+    let points = USUAL_BATCHES.map(|batch| (batch, 0));
     let pairs: Vec<(&str, &str)> = USUAL_PLANS
         .iter()
         .flat_map(|(models, cards)| models.iter().flat_map(|m| cards.iter().map(|c| (*m, *c))))
@@ -144,7 +144,7 @@ fn usual_plans(values: Values, provenance: &Provenance, journal: &mut Journal) -
         let model = Model { text: text.into(), seed: 0 };
         let place = Place::new(Some(card), None, Kind::Plan)?;
         let question = Question { context: USUAL_CONTEXT, kv_tokens: None, max_chunk: USUAL_CHUNKS };
-        let answers = edges(&model, &place, values, &USUAL_BATCHES, question)?;
+        let answers = edges(&model, &place, values, &points, question)?;
         let memory = mib(place.spec.total_bytes);
         let mut fields = vec![text.to_owned(), card.to_owned(), memory, String::new()];
         let mut transient = None;

@@ -34,7 +34,7 @@ pub(crate) struct Place {
 impl Place {
     /// The card of `name` (this machine if `None`) with `vram` bytes (all it has if `None`).
     pub(crate) fn new(card: Option<&str>, vram: Option<u64>, kind: Kind) -> Result<Place, Error> {
-        let spec = card.map_or_else(|| Ok(DeviceSpec::host()), cards::find)?;
+        let spec = card.map_or_else(|| Ok(DeviceSpec::host_within(vram)), cards::find)?;
         if spec.slab_bytes(vram) == 0 {
             let overhead = spec.overhead.bytes();
             return Err(Error::Request {
@@ -148,6 +148,14 @@ pub(crate) fn load(place: &Place, source: Source, options: Options) -> Result<En
     engine
 }
 
+/// A folder's own name, not where it lies; of `.` and `..` the name of what they stand for.
+fn folder_name(text: &str) -> String {
+    let path = std::path::Path::new(text);
+    let named = if path.file_name().is_some() { Ok(path.to_owned()) } else { path.canonicalize() };
+    let name = named.ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    name.unwrap_or_else(|| text.to_owned())
+}
+
 /// A row with the columns that a model, its place and its types decide.
 pub(crate) fn template(model: &Model, source: &Source, place: &Place, values: Values) -> Row {
     let geometry = source.geometry();
@@ -165,9 +173,7 @@ pub(crate) fn template(model: &Model, source: &Source, place: &Place, values: Va
     };
     match source {
         Source::Disk(checkpoint) => {
-            // The folder's own name, not where it lies.
-            let folder = std::path::Path::new(&model.text);
-            row.model = folder.file_name().map_or_else(|| model.text.clone(), |n| n.to_string_lossy().into_owned());
+            row.model = folder_name(&model.text);
             row.recipe = "checkpoint".into();
             row.weights_source = Some(format!("headers:{:016x}", checkpoint.header_hash()));
         }
@@ -179,4 +185,28 @@ pub(crate) fn template(model: &Model, source: &Source, place: &Place, values: Va
     }
     place.stamp(&mut row);
     row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_called_by_its_own_name_however_it_is_reached() {
+        assert_eq!(folder_name("models/qwen/"), "qwen");
+        assert_eq!(folder_name("models/qwen/."), "qwen");
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(folder_name("."), here.file_name().unwrap().to_string_lossy());
+        let above = here.parent().and_then(|p| p.file_name()).map_or("..".into(), |n| n.to_string_lossy());
+        assert_eq!(folder_name(".."), above);
+        assert_eq!(folder_name("/"), "/");
+    }
+
+    #[test]
+    fn a_budget_of_this_machine_is_not_cut_by_a_quarter_of_its_memory() {
+        let place = Place::new(None, Some(256 << 20), Kind::Plan).unwrap();
+        assert_eq!(place.slab(), 192 << 20);
+        let refused = Place::new(None, Some(64 << 20), Kind::Plan).unwrap_err().to_string();
+        assert!(refused.contains("--vram"), "{refused}");
+    }
 }

@@ -14,6 +14,9 @@ pub enum Error {
     /// A budget is too small before anything was allocated: the terms, in bytes, and the nearest setting that fits.
     #[error(transparent)]
     Budget(Box<BudgetError>),
+    /// The KV pool cannot hold at once all sequences that are to run together.
+    #[error(transparent)]
+    KvPool(Box<KvPoolError>),
     /// Data of a planned buffer was asked for: the plan device has no data, only sizes.
     #[error("{what}: the plan device holds sizes and no data; run with --device cpu to compute values")]
     NoData {
@@ -185,8 +188,78 @@ impl From<BudgetError> for Error {
     }
 }
 
-/// Bytes as `12.3 MiB`, or GiB from 1 GiB on.
+/// A KV pool that is smaller than what a batch of equal sequences holds at its longest.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the KV pool of {pool_tokens} tokens, {} B ({}), cannot hold {batch} x {tokens} tokens at once, {} B ({}): short by {} \
+     B; --kv-tokens {fits} fits",
+    self.free(), mib(self.free()), self.requested(), mib(self.requested()), self.requested() - self.free()
+)]
+pub struct KvPoolError {
+    /// Sequences.
+    pub batch: u64,
+    /// Tokens each of them holds at its longest.
+    pub tokens: u64,
+    /// Tokens the pool holds, whole pages.
+    pub pool_tokens: u64,
+    /// Pages of the pool that sequences can be given.
+    pub pool_pages: u64,
+    /// Pages needed, more than the pool's.
+    pub pages: u64,
+    /// Bytes of a page in all layers.
+    pub page_bytes: u64,
+    /// The smallest `--kv-tokens` that suffices.
+    pub fits: u64,
+}
+
+impl KvPoolError {
+    /// Bytes of the pages needed.
+    pub fn requested(&self) -> u64 {
+        self.pages.saturating_mul(self.page_bytes)
+    }
+
+    /// Bytes of the pages there are.
+    pub fn free(&self) -> u64 {
+        self.pool_pages.min(self.pages).saturating_mul(self.page_bytes)
+    }
+}
+
+impl From<KvPoolError> for Error {
+    fn from(short: KvPoolError) -> Error {
+        Error::KvPool(Box::new(short))
+    }
+}
+
+/// Bytes as `12.3 MiB`; GiB from 1 GiB on, KiB below 1 MiB, and B below 1 KiB.
 pub fn mib(bytes: u64) -> String {
-    let mib = bytes as f64 / (1u64 << 20) as f64;
-    if mib >= 1024.0 { format!("{:.2} GiB", mib / 1024.0) } else { format!("{mib:.1} MiB") }
+    let in_units = |shift: u32| bytes as f64 / (1u64 << shift) as f64;
+    match bytes {
+        0..0x400 => format!("{bytes} B"),
+        0x400..0x10_0000 => format!("{:.1} KiB", in_units(10)),
+        0x10_0000..0x4000_0000 => format!("{:.1} MiB", in_units(20)),
+        _ => format!("{:.2} GiB", in_units(30)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_a_unit_that_shows_them() {
+        let sizes = [0, 256, 1023, 1024, 98_304, (1 << 20) - 1, 1 << 20, 12_900_000, 1 << 30, 17_910_000_000];
+        let shown = [
+            "0 B",
+            "256 B",
+            "1023 B",
+            "1.0 KiB",
+            "96.0 KiB",
+            "1024.0 KiB",
+            "1.0 MiB",
+            "12.3 MiB",
+            "1.00 GiB",
+            "16.68 GiB",
+        ];
+        assert_eq!(sizes.map(mib), shown);
+    }
 }

@@ -114,20 +114,22 @@ impl DeviceSpec {
         vram.unwrap_or(self.total_bytes).saturating_sub(self.overhead.bytes())
     }
 
-    /// This machine: its memory, its cores, and as overhead the quarter of memory left to everything else.
+    /// This machine with all its memory: [`DeviceSpec::host_within`] no budget.
+    pub fn host() -> DeviceSpec {
+        DeviceSpec::host_within(None)
+    }
+
+    /// This machine: the memory this process may use, its cores, and as overhead a quarter of memory, left to everything
+    /// else. Under an explicit budget of `vram` bytes the user has done that sum, and the overhead is 64 MiB for this
+    /// program's own heap.
     ///
     /// The rates are a round estimate per core; they give an order of magnitude to the floors and decide nothing.
-    pub fn host() -> DeviceSpec {
+    pub fn host_within(vram: Option<u64>) -> DeviceSpec {
+        const HEAP_BYTES: u64 = 64 << 20;
         const MEMORY_IF_UNKNOWN: u64 = 8 << 30;
         const DRAM_BYTES_PER_S: f64 = 20e9;
         const F32_FLOPS_PER_CORE: f64 = 32e9;
-        let total = std::fs::read_to_string("/proc/meminfo")
-            .ok()
-            .and_then(|text| {
-                let line = text.lines().find(|l| l.starts_with("MemTotal:"))?;
-                line.split_whitespace().nth(1)?.parse::<u64>().ok()
-            })
-            .map_or(MEMORY_IF_UNKNOWN, |kib| kib << 10);
+        let total = DeviceSpec::host_memory().unwrap_or(MEMORY_IF_UNKNOWN);
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
         let flops = F32_FLOPS_PER_CORE * f64::from(cores);
         DeviceSpec {
@@ -136,11 +138,89 @@ impl DeviceSpec {
             arch: Arch::Host,
             sms: cores,
             total_bytes: total,
-            overhead: Overhead::Assumed {
-                bytes: total / 4,
-                reason: "a quarter of memory is left to the system and to this program's own heap",
+            overhead: match vram {
+                None => Overhead::Assumed {
+                    bytes: total / 4,
+                    reason: "a quarter of memory is left to the system and to this program's own heap",
+                },
+                Some(_) => Overhead::Assumed {
+                    bytes: HEAP_BYTES,
+                    reason: "64 MiB of the given memory are left to this program's own heap",
+                },
             },
             rates: Rates { dram: DRAM_BYTES_PER_S, bf16: flops, fp8: flops, f32: flops },
         }
+    }
+
+    /// Bytes of memory this process may use: the machine's, or the least limit of its control group and of those around
+    /// it. `None` where the system says neither.
+    pub fn host_memory() -> Option<u64> {
+        memory_limit(|path| std::fs::read_to_string(path).ok())
+    }
+}
+
+/// The least of MemTotal and the memory limits of this process's control groups, versions 2 and 1, up to their root: a
+/// group's limit binds the groups inside it. "max" and version 1's huge default do not lower it.
+fn memory_limit(read: impl Fn(&str) -> Option<String>) -> Option<u64> {
+    let machine = read("/proc/meminfo").and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    });
+    let mut least = machine;
+    let mut look = |folder: &str, group: &str, file: &str| {
+        // A container sees its own group as the root of the mount, whatever the path says: both ends are tried.
+        let mut group = group.trim_end_matches('/');
+        loop {
+            let limit = read(&format!("{folder}{group}/{file}")).and_then(|text| text.trim().parse::<u64>().ok());
+            least = least.into_iter().chain(limit).min();
+            let Some((outer, _)) = group.rsplit_once('/') else { return };
+            group = outer;
+        }
+    };
+    // Lines are ID:CONTROLLERS:PATH; version 2 is the one without controllers.
+    let groups = read("/proc/self/cgroup").unwrap_or_default();
+    let path = |wanted: &dyn Fn(&str) -> bool| {
+        let mut lines = groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+        lines.find(|(controllers, _)| wanted(controllers)).map_or("", |(_, path)| path)
+    };
+    look("/sys/fs/cgroup", path(&|controllers| controllers.is_empty()), "memory.max");
+    let version1 = path(&|controllers| controllers.split(',').any(|c| c == "memory"));
+    look("/sys/fs/cgroup/memory", version1, "memory.limit_in_bytes");
+    least
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limit(files: &[(&str, &str)]) -> Option<u64> {
+        memory_limit(|path| files.iter().find(|(name, _)| *name == path).map(|(_, text)| (*text).to_owned()))
+    }
+
+    #[test]
+    fn memory_is_the_least_of_the_machine_s_and_the_control_groups() {
+        let machine = ("/proc/meminfo", "MemTotal:       16384000 kB\nMemFree:  1 kB\n");
+        assert_eq!(limit(&[]), None);
+        assert_eq!(limit(&[("/proc/meminfo", "MemTotal: many kB")]), None);
+        assert_eq!(limit(&[("/proc/meminfo", "MemTotal: 18446744073709551615 kB")]), None);
+        assert_eq!(limit(&[machine]), Some(16_777_216_000));
+        let own = ("/proc/self/cgroup", "0::/a.slice/b.scope\n");
+        let unlimited = ("/sys/fs/cgroup/a.slice/b.scope/memory.max", "max\n");
+        let outer = ("/sys/fs/cgroup/a.slice/memory.max", "4096000000\n");
+        assert_eq!(limit(&[machine, own, unlimited]), Some(16_777_216_000));
+        assert_eq!(limit(&[machine, own, unlimited, outer]), Some(4_096_000_000));
+        assert_eq!(limit(&[machine, ("/sys/fs/cgroup/memory.max", "1000000\n")]), Some(1_000_000));
+        let version1 = ("/proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/1\n");
+        let root = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "2000000\n");
+        let none = ("/sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(limit(&[machine, version1, none]), Some(16_777_216_000));
+        assert_eq!(limit(&[machine, version1, none, root]), Some(2_000_000));
+    }
+
+    #[test]
+    fn a_given_budget_is_nearly_all_slab_and_memory_as_found_is_not() {
+        assert_eq!(DeviceSpec::host_within(Some(4 << 30)).slab_bytes(Some(4 << 30)), (4 << 30) - (64 << 20));
+        let all = DeviceSpec::host();
+        assert_eq!(all.slab_bytes(None), all.total_bytes - all.total_bytes / 4);
     }
 }

@@ -263,3 +263,147 @@ fn the_readme_s_table_is_what_the_program_prints() {
     let end = readme.find("<!-- /fits -->").unwrap();
     assert_eq!(&readme[begin..end], fits, "replace the table in README.md by fits.md of a bare `highwater sweep`");
 }
+
+#[test]
+fn a_pool_too_small_for_the_batch_is_an_answer_everywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = path(dir.path(), "run");
+    let axes = ["--axis", "chunk=16,512", "--axis", "batch=1,4", "--output", "4", "--prompt", "100"];
+    // One sequence takes two pages of 64 tokens: 128 hold a batch of 1 and no batch of 4; 64 hold no prompt.
+    for (kv, statuses) in [
+        ("128", ["ok", "ok", "oom_predicted", "oom_skipped_dominated"]),
+        ("64", ["oom_predicted", "oom_skipped_dominated", "oom_skipped_dominated", "oom_skipped_dominated"]),
+    ] {
+        let out = format!("{out}{kv}");
+        ok(&[&["sweep", "tiny", "--kv-tokens", kv, "--out", &out], &axes[..]].concat());
+        let rows = rows(&out);
+        assert_eq!(rows.iter().map(|r| r["status"].as_str().unwrap()).collect::<Vec<_>>(), statuses);
+        for row in &rows {
+            if row["status"] == "ok" {
+                assert_eq!(row["preempted"], 0);
+            }
+            if row["status"] == "oom_predicted" {
+                let bytes = |c: &str| row[c].as_u64().unwrap();
+                assert_eq!(row["oom_tag"], "cache.kv");
+                assert!(bytes("oom_short_bytes") > 0);
+                let pages = if kv == "128" { (8, 2) } else { (2, 1) };
+                assert_eq!(bytes("oom_requested_bytes") * pages.1, bytes("oom_free_bytes") * pages.0);
+                let fits = if kv == "128" { "--kv-tokens 512 fits" } else { "--kv-tokens 128 fits" };
+                assert!(row["detail"].as_str().unwrap().contains(fits), "{row}");
+                assert!(row["tpot_ms"].is_null() && row["prefill_ms"].is_null());
+            }
+        }
+    }
+    // What it advises is enough.
+    let advised = path(dir.path(), "advised");
+    ok(&[&["sweep", "tiny", "--kv-tokens", "512", "--out", &advised], &axes[..]].concat());
+    assert!(rows(&advised).iter().all(|r| r["status"] == "ok"));
+
+    let text = ok(&["plan", "tiny", "--vram", "1GiB", "--context", "512", "--kv-tokens", "64"]);
+    assert!(text.contains("verdict: does not fit") && text.contains("--kv-tokens 512 fits"), "{text}");
+    let text = ok(&["plan", "tiny", "--vram", "1GiB", "--context", "512", "--kv-tokens", "512"]);
+    assert!(text.contains("verdict: fits") && text.contains("512 (all of the context)"), "{text}");
+    let frontier = |kv: &str| {
+        let text = ok(&["frontier", "tiny", "--vram", "1GiB", "--context", "1024", "--kv-tokens", kv]);
+        text.lines().nth(1).unwrap().to_owned()
+    };
+    // 64 tokens of prompt and two of output, the last of which is never stored, take 65.
+    let none = frontier("64");
+    assert!(none.contains("does not fit") && none.contains("cache.kv"), "{none}");
+    // Five pages: a chunk of 256 stores 257 tokens.
+    let some = frontier("320");
+    assert!(some.contains(" 256 ") && some.contains("cache.kv"), "{some}");
+}
+
+#[test]
+fn frontier_answers_each_batch_and_depth_once_and_refuses_a_chunk() {
+    let text = ok(&[
+        "frontier",
+        "tiny",
+        "--vram",
+        "1GiB",
+        "--context",
+        "1024",
+        "--axis",
+        "batch=1,2",
+        "--axis",
+        "depth=0,512",
+    ]);
+    let header: Vec<&str> = text.lines().next().unwrap().split_whitespace().collect();
+    let (batch, depth) =
+        (header.iter().position(|w| *w == "batch").unwrap(), header.iter().position(|w| *w == "depth").unwrap());
+    let pairs: Vec<(String, String)> = text
+        .lines()
+        .skip(1)
+        .map(|line| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        .map(|words| (words[batch].clone(), words[depth].clone()))
+        .collect();
+    assert_eq!(pairs, [("1", "0"), ("2", "0"), ("1", "512"), ("2", "512")].map(|(b, d)| (b.into(), d.into())));
+    assert!(text.contains("1024 (all of the context)") && text.contains("512 (all of the context)"), "{text}");
+    for (args, words) in [
+        (["--axis", "chunk=64"], "--max-chunk"),
+        (["--axis", "depth=8190"], "--context"),
+        (["--max-chunk", "63"], "64"),
+        (["--context", "999999"], "999999"),
+    ] {
+        let ran = highwater(&[&["frontier", "tiny"], &args[..]].concat());
+        assert_eq!(ran.code, 2, "{args:?}: {}", ran.err);
+        assert!(ran.err.contains(words), "{args:?}: {}", ran.err);
+    }
+}
+
+#[test]
+fn a_sweep_that_cannot_open_its_model_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = path(dir.path(), "run");
+    assert_eq!(highwater(&["sweep", "./no-such-folder", "--out", &out]).code, 1);
+    assert!(!Path::new(&out).exists());
+    ok(&["sweep", "tiny", "--axis", "chunk=16", "--out", &out]);
+}
+
+#[test]
+fn logits_say_where_they_come_from_and_a_bad_path_or_prompt_leaves_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = path(dir.path(), "l.safetensors");
+    let model = folder("dense_bf16");
+    // From inside the folder, whose name the file is to give.
+    let args = ["logits", ".", "--ids", "5,7", "--seed", "3", "--fault", "slow-kernel", "--out", &out];
+    Command::cargo_bin("highwater").unwrap().current_dir(&model).args(args).assert().success();
+    let bytes = std::fs::read(&out).unwrap();
+    let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+    let notes = header.metadata().as_ref().unwrap();
+    assert_eq!((notes["model"].as_str(), notes["seed"].as_str()), ("dense_bf16", "3"));
+    assert_eq!(notes["fault"], "slow-kernel");
+    assert!(notes["weights"].starts_with("headers:"), "{}", notes["weights"]);
+    std::fs::remove_file(&out).unwrap();
+    assert_eq!(highwater(&["logits", "tiny", "--ids", "99999999", "--out", &out]).code, 2);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    // The path is looked at first: this model would take minutes to make, or more memory than there is.
+    let begun = Instant::now();
+    let nowhere = path(dir.path(), "none/l.safetensors");
+    let ran = highwater(&["logits", "qwen3.5-0.8b", "--ids", "5", "--out", &nowhere]);
+    assert!(ran.code == 1 && ran.err.contains("cannot create"), "{}", ran.err);
+    assert!(begun.elapsed().as_secs() < 10);
+}
+
+#[test]
+fn generate_says_when_it_was_cut_short_and_stops_without_a_reader() {
+    let cut = highwater(&["generate", "tiny", "--ids", "1,2", "--max-tokens", "200", "--kv-tokens", "64"]);
+    assert_eq!(cut.code, 0, "{}", cut.err);
+    assert_eq!(cut.out.trim().split(',').count(), 63);
+    assert!(cut.err.contains("stopped after 63 of 200 tokens") && cut.err.contains("holds 64"), "{}", cut.err);
+    let whole = highwater(&["generate", "tiny", "--ids", "1,2", "--max-tokens", "3"]);
+    assert!(!whole.err.contains("stopped"), "{}", whole.err);
+
+    // Its reader is gone before the first token: it ends at once and well, not after all of them.
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_highwater"))
+        .args(["generate", "tiny", "--ids", "1,2", "--max-tokens", "8000"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let begun = Instant::now();
+    assert!(child.wait().unwrap().success());
+    assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
+}
