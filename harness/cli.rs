@@ -231,6 +231,10 @@ pub(crate) struct Numerics {
     /// Type of the recurrent state
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) state: Dtype,
+    /// Whether inputs of linear layers are quantised where the checkpoint asks for it [default: off for `logits`,
+    /// checkpoint elsewhere]
+    #[arg(long, value_enum)]
+    pub(crate) act_quant: Option<ActQuant>,
     /// Seed of random weights, of primed depth and of made-up prompts
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) seed: u64,
@@ -289,6 +293,15 @@ pub(crate) enum Dtype {
     F32,
     /// bfloat16.
     Bf16,
+}
+
+/// When inputs of linear layers are quantised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ActQuant {
+    /// Where the checkpoint asks for it.
+    Checkpoint,
+    /// Never.
+    Off,
 }
 
 /// Which rows of logits.

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use highwater::error::{Error, mib};
-use highwater::num::DType;
+use highwater::ops::Numerics;
 
 use crate::axis::{Axis, Cell, Grid};
 use crate::cell::{EngineRunner, Workload};
@@ -123,7 +123,7 @@ pub(crate) fn places(names: &[String], vram: Option<u64>) -> Result<Vec<Place>, 
 
 /// `frontier`.
 pub(crate) fn frontier(args: &FrontierArgs) -> Result<(), Failure> {
-    let values = Values::of(&args.numerics, DType::Bf16)?;
+    let values = Values::of(&args.numerics, Numerics::BF16)?;
     if args.axes.iter().any(|values| values.axis() == Axis::Chunk) {
         let refused =
             anyhow::anyhow!("frontier looks for the chunk; its axes are batch and depth, and --max-chunk ends it");

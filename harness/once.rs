@@ -4,9 +4,8 @@ use anyhow::Result;
 use highwater::checkpoint::Source;
 use highwater::engine::{Engine, Finish, KvBudget, Logits, Options, Policy, Request};
 use highwater::error::Error;
-use highwater::num::DType;
-use highwater::ops::Limits;
 use highwater::ops::sampler::SampleRow;
+use highwater::ops::{ActQuant, Limits, Numerics};
 
 use crate::cli::{GenerateArgs, LogitsArgs, Rows, SamplingArgs};
 use crate::failure::Failure;
@@ -23,6 +22,9 @@ fn open(model: &Model, place: &Place) -> Result<Source, Failure> {
     }
     Ok(model.open()?)
 }
+
+/// f32 arithmetic on the weights as they are stored: what another engine's logits are compared in.
+const WEIGHTS_ONLY: Numerics = Numerics { act_quant: ActQuant::Off, ..Numerics::F32 };
 
 /// A loaded engine with one request in it.
 fn one_request(
@@ -55,7 +57,7 @@ fn one_request(
 pub(crate) fn logits(args: &LogitsArgs) -> Result<(), Failure> {
     let ids = args.ids.load()?;
     let place = Place::of(&args.target)?;
-    let values = Values::of(&args.numerics, DType::F32)?;
+    let values = Values::of(&args.numerics, WEIGHTS_ONLY)?;
     let which = match args.rows {
         Rows::All => Logits::Prompt,
         Rows::Last => Logits::Sampled,
@@ -106,7 +108,7 @@ fn notes(row: &Row, seed: u64) -> Vec<(&'static str, String)> {
 pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
     let ids = args.ids.load()?;
     let place = Place::of(&args.target)?;
-    let values = Values::of(&args.numerics, DType::Bf16)?;
+    let values = Values::of(&args.numerics, Numerics::BF16)?;
     let request = Request {
         sampling: sample_row(&args.sampling)?,
         ignore_eos: false,

@@ -7,8 +7,7 @@ use highwater::checkpoint::Source;
 use highwater::device::{DeviceSpec, Overhead};
 use highwater::engine::{KvBudget, Sizing, sizing};
 use highwater::error::{Error, mib};
-use highwater::num::DType;
-use highwater::ops::Limits;
+use highwater::ops::{Limits, Numerics};
 
 use crate::axis::Cell;
 use crate::cell::{EngineRunner, Workload, pool_holds};
@@ -27,7 +26,7 @@ const LARGEST_CHUNK: u64 = 1 << 16;
 
 /// `plan`.
 pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
-    let values = Values::of(&args.numerics, DType::Bf16)?;
+    let values = Values::of(&args.numerics, Numerics::BF16)?;
     let model = Model { text: args.model.clone(), seed: args.numerics.seed };
     let source = model.open()?;
     let limits = Limits {

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use highwater::checkpoint::Source;
 use highwater::error::{Error, mib};
-use highwater::num::DType;
+use highwater::ops::Numerics;
 
 use crate::axis::{Cell, Grid};
 use crate::cell::{EngineRunner, Workload, within_context};
@@ -40,7 +40,7 @@ const USUAL_CHUNKS: u64 = 1 << 16;
 /// `sweep`.
 pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     let place = Place::of(&args.target)?;
-    let values = Values::of(&args.numerics, DType::Bf16)?;
+    let values = Values::of(&args.numerics, Numerics::BF16)?;
     let workload =
         Workload { prompt: args.prompt, output: args.output, kv_tokens: args.target.budget.kv_tokens, context: None };
     let axes = if args.model.is_none() && args.axes.is_empty() {

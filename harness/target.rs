@@ -8,7 +8,7 @@ use highwater::device::{Device, DeviceSpec, cards};
 use highwater::engine::{Engine, Fault, Options};
 use highwater::error::Error;
 use highwater::num::DType;
-use highwater::ops;
+use highwater::ops::{self, ActQuant};
 
 use crate::cli::{self, DeviceChoice};
 use crate::progress::Progress;
@@ -110,19 +110,30 @@ pub(crate) struct Values {
 }
 
 impl Values {
-    /// What the flags ask for; `default` is the type of activations where none is given.
-    pub(crate) fn of(flags: &cli::Numerics, default: DType) -> Result<Values, Error> {
-        let activations = flags.dtype.map_or(default, dtype);
+    /// What the flags ask for; `default` says what stands where they are silent.
+    pub(crate) fn of(flags: &cli::Numerics, default: ops::Numerics) -> Result<Values, Error> {
+        let activations = flags.dtype.map_or(default.activations, dtype);
         Ok(Values {
             numerics: ops::Numerics {
                 activations,
                 logits: dtype(flags.logits),
                 state: dtype(flags.state),
                 kv: activations,
-                act_quant: ops::ActQuant::Checkpoint,
+                act_quant: match flags.act_quant {
+                    Some(cli::ActQuant::Checkpoint) => ActQuant::Checkpoint,
+                    Some(cli::ActQuant::Off) => ActQuant::Off,
+                    None => default.act_quant,
+                },
             },
             fault: flags.fault.as_deref().map(Fault::parse).transpose()?,
         })
+    }
+}
+
+fn act_quant_name(act_quant: ActQuant) -> &'static str {
+    match act_quant {
+        ActQuant::Checkpoint => "checkpoint",
+        ActQuant::Off => "off",
     }
 }
 
@@ -168,6 +179,7 @@ pub(crate) fn template(model: &Model, source: &Source, place: &Place, values: Va
         logits_dtype: values.numerics.logits.to_string(),
         state_dtype: values.numerics.state.to_string(),
         kv_dtype: values.numerics.kv.to_string(),
+        act_quant: Some(act_quant_name(values.numerics.act_quant).into()),
         fault: values.fault.map(|f| f.name().to_owned()),
         ..Row::default()
     };

@@ -6,7 +6,6 @@ mod checkpoint;
 mod engine;
 mod fixture;
 mod golden;
-mod golden_quant;
 mod harness;
 mod inspect;
 mod mem;
