@@ -163,7 +163,8 @@ fn a_full_window_head_is_an_oom_row_that_names_logits_and_the_frontier_shows_bot
         args.extend(extra);
         let text = ok(&args);
         let line = text.lines().nth(1).unwrap().to_owned();
-        line.split_whitespace().skip_while(|w| *w != "1").nth(1).unwrap().parse::<u64>().unwrap()
+        // After the batch, 1, and the depth, 0.
+        line.split_whitespace().skip_while(|w| *w != "1").nth(2).unwrap().parse::<u64>().unwrap()
     };
     let (right, faulty) = (frontier(&[]), frontier(&["--fault", "full-window-head"]));
     assert!(right >= 8192 && faulty < 8192 && faulty > 0, "right {right}, faulty {faulty}");
