@@ -391,18 +391,17 @@ impl Loader<'_> {
         let Verdict { scheme, act, input_scale } = parts[0].verdict;
         let scheme = if let Scheme::Plain(_) = scheme { Scheme::Plain(dtype) } else { scheme };
         let spec = LinearSpec { rows: parts.len() * rows, cols, scheme, act, segment_rows: rows };
-        let input = match input_scale {
-            None => InputScale::None,
-            Some(_) => {
-                let mut scales = self.alloc(Layer::Moe, buffer, DType::F32, &[experts])?;
-                if self.cx.device.has_data() {
-                    let per_expert = parts.chunks(parts.len() / experts);
-                    for (scale, parts) in scales.host_mut::<f32>()?.iter_mut().zip(per_expert) {
-                        *scale = input_scale_of(&parts[0])?;
-                    }
+        let input = if input_scale.is_none() {
+            InputScale::None
+        } else {
+            let mut scales = self.alloc(Layer::Moe, buffer, DType::F32, &[experts])?;
+            if self.cx.device.has_data() {
+                let per_expert = parts.chunks(parts.len() / experts);
+                for (scale, parts) in scales.host_mut::<f32>()?.iter_mut().zip(per_expert) {
+                    *scale = input_scale_of(&parts[0])?;
                 }
-                InputScale::Each(scales)
             }
+            InputScale::Each(scales)
         };
         let mut weight = Weight::alloc(self.cx.device, Tag::new(Layer::Moe, "weights", buffer), spec, input)?;
         for (i, part) in parts.iter().enumerate() {
@@ -420,6 +419,7 @@ fn input_scale_of(part: &Part) -> Result<f32> {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // one fused run of parts is a list of one range
 mod tests {
     use super::*;
     use crate::ops::scheme::{ActScheme, Global};

@@ -97,7 +97,7 @@ mod tests {
         };
         let codes = (0..NAN).flat_map(move |code| {
             let next = if code + 1 < NAN { formula(code + 1) } else { 480.0 };
-            near(formula(code)).into_iter().chain(near((formula(code) + next) / 2.0))
+            near(formula(code)).into_iter().chain(near(f64::midpoint(formula(code), next)))
         });
         let bf16s = (0..=u16::MAX).map(|bits| f32::from_bits(u32::from(bits) << 16));
         let stride = (0..u32::MAX / 60_013).map(|i| f32::from_bits(i * 60_013));

@@ -287,7 +287,7 @@ fn check_input(spec: &LinearSpec, input: &InputScale) -> Result<()> {
         InputScale::One(scale) => stored && scale.is_finite() && *scale > 0.0,
         InputScale::Each(scales) => {
             let groups = scales.len();
-            stored && scales.dtype() == DType::F32 && groups > 0 && spec.rows % groups == 0
+            stored && scales.dtype() == DType::F32 && groups > 0 && spec.rows.is_multiple_of(groups)
         }
     };
     if fits {

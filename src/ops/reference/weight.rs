@@ -163,7 +163,8 @@ impl<'a> Matrix<'a> {
             Matrix::Nvfp4 { codes, cols, scales, globals, sense } => {
                 let global = globals.at(row);
                 let scales = &scales[(row * cols + from) / NVFP4_GROUP..];
-                let codes = &codes[(row * cols + from) / 2..];
+                let nibble = row * cols + from;
+                let codes = &codes[nibble / 2..];
                 let groups = to.as_chunks_mut::<NVFP4_GROUP>().0.iter_mut();
                 for ((to, codes), &scale) in groups.zip(codes.as_chunks::<{ NVFP4_GROUP / 2 }>().0).zip(scales) {
                     let scale = nvfp4_scale(scale, global, sense);
