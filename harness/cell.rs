@@ -121,7 +121,7 @@ impl Runner for EngineRunner {
         if let Some(tokens) = self.workload.kv_tokens {
             let held = context.saturating_sub(1);
             let source = self.model.open()?;
-            pool_holds(&self.place, &source, options.numerics, tokens, cell.batch, cell.depth + prompt, held)?;
+            pool_holds(&self.place, &source, options.numerics, tokens, cell.batch, held)?;
         }
         let engine = self.engine(options)?;
         row.kv_tokens = Some(engine.sizing().kv_tokens);
@@ -280,20 +280,18 @@ fn write_speed(row: &mut Row, passes: &[Pass], work: &Work, timed: bool) {
     }
 }
 
-/// Refuses a KV pool of `kv_tokens` that cannot hold `batch` sequences at once, each of `prompt` tokens (its depth
-/// included) at first and `held` at its longest: they would run one after another, or compute again what they gave up,
-/// and the times of such a run are no batch's.
+/// Refuses a KV pool of `kv_tokens` that cannot hold `batch` sequences of `held` tokens at once: they would run one after
+/// another, or compute again what they gave up, and the times of such a run are no batch's.
 pub(crate) fn pool_holds(
     place: &Place,
     source: &Source,
     numerics: Numerics,
     kv_tokens: u64,
     batch: u64,
-    prompt: u64,
     held: u64,
 ) -> Result<()> {
     const PAGE: u64 = PAGE_TOKENS as u64;
-    let (pool_pages, pages) = (kv_tokens.div_ceil(PAGE), pages_needed(batch, prompt, held));
+    let (pool_pages, pages) = (kv_tokens.div_ceil(PAGE), pages_needed(batch, held));
     if pages <= pool_pages {
         return Ok(());
     }
@@ -305,12 +303,9 @@ pub(crate) fn pool_holds(
     Err(KvPoolError { batch, tokens: held, pool_tokens, pool_pages, pages, page_bytes, fits }.into())
 }
 
-/// Pages that `batch` such sequences take at once. The engine admits a sequence beside others only where its prompt and
-/// one token more find room, be it that nothing more is generated.
-fn pages_needed(batch: u64, prompt: u64, held: u64) -> u64 {
-    let of = |tokens: u64| tokens.max(1).div_ceil(PAGE_TOKENS as u64);
-    let last = if batch > 1 { of(held.max(prompt.saturating_add(1))) } else { of(held) };
-    of(held).saturating_mul(batch.saturating_sub(1)).saturating_add(last)
+/// Pages that `batch` sequences take at once, each of `held` tokens at its longest.
+fn pages_needed(batch: u64, held: u64) -> u64 {
+    held.max(1).div_ceil(PAGE_TOKENS as u64).saturating_mul(batch)
 }
 
 /// Whether a cell's context is one the model has, before anything is loaded.
@@ -369,7 +364,7 @@ mod tests {
                     Err(other) => panic!("{other}"),
                 }
             }
-            assert_eq!(edge, Some(pages_needed(batch, prompt, prompt + output - 1)), "{prompt} + {output} x {batch}");
+            assert_eq!(edge, Some(pages_needed(batch, prompt + output - 1)), "{prompt} + {output} x {batch}");
         }
     }
 }

@@ -66,7 +66,7 @@ fn verdict_text(
     match sizing::size(spec, slab, source, values.numerics, limits, kv) {
         Ok(sizing) => {
             let held = args.context - 1;
-            let pool = pool_holds(place, source, values.numerics, sizing.kv_tokens, args.batch, held, held);
+            let pool = pool_holds(place, source, values.numerics, sizing.kv_tokens, args.batch, held);
             match pool {
                 Ok(()) => {
                     let _ = writeln!(text, "verdict: {}", verdict(spec, place.vram, &sizing));

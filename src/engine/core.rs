@@ -386,12 +386,12 @@ impl Engine {
         // A newcomer must not take the pages that a running sequence waits for, or that its prompt still needs.
         left = left.min(chunk);
         let mut promised: usize =
-            self.running.iter().map(|s| self.pages_of_prompt(s).saturating_sub(s.pages.len())).sum();
+            self.running.iter().map(|s| Engine::pages_of_prompt(s).saturating_sub(s.pages.len())).sum();
         while left > 0 && !starved && self.running.len() < batch && self.free.slots() > 0 {
             let Some(sequence) = self.waiting.front() else { break };
             let view = View { computed: sequence.request.depth, decoding: false, ..sequence.view() };
             let rows = schedule::piece(view, left, self.options.chunk);
-            let pages = self.pages_of_prompt(sequence);
+            let pages = Engine::pages_of_prompt(sequence);
             if rows == 0 || promised + pages > self.free.pages() {
                 break;
             }
@@ -408,9 +408,12 @@ impl Engine {
         parts
     }
 
-    /// Pages that hold what is known of a sequence and one token more.
-    fn pages_of_prompt(&self, sequence: &Sequence) -> usize {
-        (sequence.known() + 1).min(self.sizing.kv_tokens as usize).div_ceil(PAGE_TOKENS)
+    /// Pages that hold what is known of a sequence and, where it generates more than one token, the first of them.
+    fn pages_of_prompt(sequence: &Sequence) -> usize {
+        let Request { depth, prompt, max_tokens, .. } = &sequence.request;
+        // The last token generated is never written to the cache.
+        let at_most = depth + prompt.len() + max_tokens - 1;
+        (sequence.known() + 1).min(at_most).div_ceil(PAGE_TOKENS)
     }
 
     fn build(&self, parts: &[Part]) -> StepPlan {

@@ -1,6 +1,6 @@
 //! Experts on the host. Tokens are independent: a token's row is the same bits alone, in any batch, in any block.
 //!
-//! Projections are those of [`linear`], in its order. A token's output is w_0 y_0 + w_1 y_1 + ... in routing order.
+//! Projections are those of [`linear`](super::linear), in its order. A token's output is w_0 y_0 + w_1 y_1 + ... in routing order.
 
 use std::ops::Range;
 
