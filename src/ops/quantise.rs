@@ -10,11 +10,17 @@
 //! | NVFP4, a global that divides | `s = e4m3(global * (amax / 6))`; 0.125 where that is 0 | `e2m1(x / (s / global))` |
 //! | NVFP4, a global that multiplies | `s = e4m3(amax / (6 * global))`; 0.125 where that is 0 | `e2m1(x / (s * global))` |
 //!
-//! Codes saturate. Where the peers differ: compressed-tensors computes dynamic scales in the model's own type, so a bf16
-//! model's are rounded to bf16, while serving kernels keep f32, as here. modelopt multiplies by `448 / amax` where this
-//! divides by `amax / 448`, which moves a code only where a value lies within a rounding of a midpoint, and takes 1 for
-//! an amax below 2^-24. A row with a NaN, or a token or group with an infinity, is NaN after dequantisation, so that
-//! neither is lost; a stored scale saturates infinities, as the peers' do.
+//! Codes saturate. Where the peers differ:
+//!
+//! - compressed-tensors computes dynamic scales in the model's own type, so a bf16 model's are rounded to bf16; serving
+//!   kernels keep f32, as here. Its fake quantisation by token takes one scale for all rows of an input of two dimensions,
+//!   which is what an expert and a shared expert get; a scale per row, as here, is what its name says, and what keeps a
+//!   row from depending on its company.
+//! - modelopt multiplies by `448 / amax` where this divides by `amax / 448`, which moves a code only where a value lies
+//!   within a rounding of a midpoint, and takes 1 for an amax below 2^-24.
+//!
+//! A NaN makes what shares its scale NaN (by a stored scale, itself alone), and so does an infinity where the scale is f32
+//! and dynamic; elsewhere an infinity saturates, as the peers' does.
 
 use crate::device::Arm;
 use crate::error::{Error, Result};

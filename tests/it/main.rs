@@ -7,6 +7,7 @@ mod engine;
 mod fixture;
 mod golden;
 mod harness;
+mod incidents;
 mod inspect;
 mod mem;
 mod ops;

@@ -193,10 +193,16 @@ fn every_recipe_loads_back_to_the_logits_it_was_written_from() {
         let what = format!("{}@{recipe}", geometry.name);
         let dir = write(&geometry, &recipe, 7, SHARD_BYTES);
         for numerics in [Numerics::F32, Numerics::BF16] {
+            let load = |device: &Arc<Device>, source: Source| {
+                Engine::load(device, source, options(numerics, 16, 1), &mut |_, _| {})
+                    .unwrap_or_else(|e| panic!("{what}: {e}"))
+            };
             let logits = |source: Source| {
-                let device = Device::cpu_poisoned(DeviceSpec::host(), 1 << 28).unwrap();
-                let mut engine = Engine::load(&device, source, options(numerics, 16, 1), &mut |_, _| {})
-                    .unwrap_or_else(|e| panic!("{what}: {e}"));
+                let mut engine = load(&Device::cpu_poisoned(DeviceSpec::host(), 1 << 28).unwrap(), source);
+                for planned in [disk(dir.path()), seeded(&geometry, &recipe, 7)] {
+                    let planned = load(&Device::plan(DeviceSpec::host(), 1 << 28), planned);
+                    assert_eq!(planned.sizing(), engine.sizing(), "{what}: planned bytes");
+                }
                 let prompt = (0..23).map(|i| (i * 37 + 5) % geometry.decodable as u32).collect();
                 all_logits(&mut engine, prompt)
             };
