@@ -27,15 +27,15 @@ pub const CASES: [&str; 8] = [
 pub const QUANTISED: [(&str, Option<&str>); 12] = [
     ("ct_dense_nvfp4", Some("fp32_actq")),
     ("ct_fp8_block", Some("fp32_actq")),
-    ("ct_fp8_dynamic", Some("fp32_actq")),
+    ("ct_fp8_dynamic", Some("fp32_actq_rows")),
     ("ct_fp8_static", Some("fp32_actq")),
     ("ct_mfree_ignore_re", Some("fp32_actq")),
     ("ct_mixed_lmhead_fp8", Some("fp32_actq")),
     ("ct_nvfp4", Some("fp32_actq")),
     ("ct_nvfp4a16", None),
     ("hf_fp8_block", None),
-    ("mo_fp8", Some("fp32_peer")),
-    ("mo_fp8_pc_pt", Some("fp32_peer")),
+    ("mo_fp8", Some("fp32_actq_rows")),
+    ("mo_fp8_pc_pt", Some("fp32_actq_rows")),
     ("mo_mixed", None),
 ];
 
@@ -61,29 +61,35 @@ pub struct Golden {
 }
 
 pub fn golden(case: &str) -> Golden {
-    let bytes = std::fs::read(folder(case).join("golden.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
     let mut golden = Golden {
         floats: HashMap::new(),
         ints: HashMap::new(),
         json: serde_json::from_slice(&std::fs::read(folder(case).join("golden.json")).unwrap()).unwrap(),
     };
-    for (name, view) in file.tensors() {
-        let words = view.data().as_chunks::<4>().0;
-        match view.dtype() {
-            safetensors::Dtype::F32 => {
-                golden.floats.insert(name, words.iter().map(|b| f32::from_le_bytes(*b)).collect());
-            }
-            safetensors::Dtype::I32 => {
-                golden.ints.insert(name, words.iter().map(|b| i32::from_le_bytes(*b)).collect());
-            }
-            other => panic!("{case}: {name} is {other:?}"),
-        }
+    golden.read(case, "golden.safetensors");
+    if folder(case).join("actq.safetensors").exists() {
+        golden.read(case, "actq.safetensors");
     }
     golden
 }
 
 impl Golden {
+    fn read(&mut self, case: &str, name: &str) {
+        let bytes = std::fs::read(folder(case).join(name)).unwrap();
+        for (name, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+            let words = view.data().as_chunks::<4>().0;
+            match view.dtype() {
+                safetensors::Dtype::F32 => {
+                    self.floats.insert(name, words.iter().map(|b| f32::from_le_bytes(*b)).collect());
+                }
+                safetensors::Dtype::I32 => {
+                    self.ints.insert(name, words.iter().map(|b| i32::from_le_bytes(*b)).collect());
+                }
+                other => panic!("{case}: {name} is {other:?}"),
+            }
+        }
+    }
+
     pub fn prompt(&self, length: usize) -> Vec<u32> {
         self.ints[&format!("prompt.{length}")].iter().map(|&id| id as u32).collect()
     }

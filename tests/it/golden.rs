@@ -65,22 +65,21 @@ fn quantised_weights_give_the_golden_f32_logits_on_every_row() {
     }
 }
 
-/// Cases whose golden set is not what the checkpoint itself says, so that only figures are printed for them.
-/// - `ct_fp8_dynamic`: where the input is two-dimensional (experts, shared expert) compressed-tensors takes one scale
-///   over all rows instead of one per token, which depends on who shares the batch; on one token the two are equal.
-/// - `mo_*`: the set was computed by modelopt's model in memory before its export, and is as far from the exported
-///   checkpoint's own scales as from none, on one token too.
-const OF_ANOTHER_MIND: [&str; 3] = ["ct_fp8_dynamic", "mo_fp8", "mo_fp8_pc_pt"];
-
 /// With the checkpoint's own activation quantisation, the logits are nearer to the peer's than a quarter of what that
 /// quantisation does to them, by the median row.
+///
+/// `fp32_actq_rows` stands for the peer's set where that is of something else than the file says (make_actq.py beside the
+/// fixtures tells): modelopt's set is of weights that its export rounds otherwise, compressed-tensors' dynamic tokens are
+/// one scale for all rows of a two-dimensional input.
 #[test]
 fn quantised_activations_are_near_the_peer_s() {
+    /// One code that falls the other way moves every later row of these random models: longer prompts of this case are
+    /// printed, and held to nothing.
+    const SHORT_PROMPTS_ONLY: &str = "ct_fp8_dynamic";
     fn median(mut values: Vec<f64>) -> f64 {
         values.sort_by(f64::total_cmp);
         values[values.len() / 2]
     }
-    let mut held = 0;
     for (case, set) in QUANTISED {
         let Some(set) = set else { continue };
         let golden = golden(case);
@@ -92,17 +91,15 @@ fn quantised_activations_are_near_the_peer_s() {
             ours.push(distance(&got.logits, peer));
             theirs.push(distance(peer, &golden.floats[&format!("fp32/logits_last.{length}")]));
         }
-        if set == "fp32_actq" {
-            assert!(ours[0] <= F32_BOUND, "{case}: one token is {:.2e} off, where every rule agrees", ours[0]);
+        for (length, d) in PROMPTS.iter().zip(&ours[..2]) {
+            assert!(*d <= F32_BOUND, "{case}: prompt.{length} is {d:.2e} off");
         }
         let (ours, theirs) = (median(ours), median(theirs));
         println!("{case}: {ours:.4} from {set}, which is {theirs:.4} from fp32: {:.3}", ours / theirs);
-        if !OF_ANOTHER_MIND.contains(&case) {
+        if case != SHORT_PROMPTS_ONLY {
             assert!(ours <= 0.25 * theirs, "{case}: {ours:.4} from {set}, which is {theirs:.4} from fp32");
-            held += 1;
         }
     }
-    assert_eq!(held, 6);
 }
 
 #[test]
