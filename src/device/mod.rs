@@ -37,14 +37,17 @@ pub struct Device {
 impl Device {
     /// A device whose data lives in host memory. `slab_bytes` of address space are reserved, none of it touched.
     pub fn cpu(spec: DeviceSpec, slab_bytes: u64) -> Result<Arc<Device>> {
-        let slab = HostSlab::reserve(slab_bytes)?;
-        Ok(Arc::new(Device { spec, pool: Mutex::new(Pool::new(slab_bytes)), arm: Arm::Cpu(slab), poison: false }))
+        Device::host(spec, slab_bytes, false)
     }
 
     /// As [`Device::cpu`], and each new buffer is filled with NaN patterns: a value nobody wrote shows in the result.
     pub fn cpu_poisoned(spec: DeviceSpec, slab_bytes: u64) -> Result<Arc<Device>> {
-        let slab = HostSlab::reserve(slab_bytes)?;
-        Ok(Arc::new(Device { spec, pool: Mutex::new(Pool::new(slab_bytes)), arm: Arm::Cpu(slab), poison: true }))
+        Device::host(spec, slab_bytes, true)
+    }
+
+    fn host(spec: DeviceSpec, slab_bytes: u64, poison: bool) -> Result<Arc<Device>> {
+        let arm = Arm::Cpu(HostSlab::reserve(slab_bytes)?);
+        Ok(Arc::new(Device { spec, pool: Mutex::new(Pool::new(slab_bytes)), arm, poison }))
     }
 
     /// A device with sizes and no data.

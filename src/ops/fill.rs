@@ -73,18 +73,7 @@ pub fn normal(
     mean: f32,
     std: f32,
 ) -> Result<()> {
-    if !mean.is_finite() || !std.is_finite() || std < 0.0 {
-        return Err(Error::shape(OP, format!("mean {mean}, std {std}: both must be finite, std not negative")));
-    }
-    let range = elements(dst, &rows, first_element)?;
-    cx.note(OP, cost(range.len(), dst.dtype()));
-    match cx.device.arm() {
-        Arm::Cpu(_) => with_elem!(OP, dst.dtype(), T => {
-            reference::fill::normal(&mut dst.host_mut::<T>()?[range], key, first_element, mean, std);
-            Ok(())
-        }),
-        Arm::Plan => Ok(()),
-    }
+    draw(cx, dst, rows, key, first_element, mean, std, false)
 }
 
 /// [`normal`], each value rounded to bf16 first and kept in `dst`'s type: what a bf16 checkpoint holds, read as f32.
@@ -97,6 +86,20 @@ pub fn normal_bf16(
     mean: f32,
     std: f32,
 ) -> Result<()> {
+    draw(cx, dst, rows, key, first_element, mean, std, true)
+}
+
+/// Both of the above; `bf16_first` tells them apart.
+fn draw(
+    cx: &Cx,
+    dst: &mut Tensor,
+    rows: Range<usize>,
+    key: [u32; 2],
+    first_element: u64,
+    mean: f32,
+    std: f32,
+    bf16_first: bool,
+) -> Result<()> {
     if !mean.is_finite() || !std.is_finite() || std < 0.0 {
         return Err(Error::shape(OP, format!("mean {mean}, std {std}: both must be finite, std not negative")));
     }
@@ -104,7 +107,12 @@ pub fn normal_bf16(
     cx.note(OP, cost(range.len(), dst.dtype()));
     match cx.device.arm() {
         Arm::Cpu(_) => with_elem!(OP, dst.dtype(), T => {
-            reference::fill::normal_bf16(&mut dst.host_mut::<T>()?[range], key, first_element, mean, std);
+            let values = &mut dst.host_mut::<T>()?[range];
+            if bf16_first {
+                reference::fill::normal_bf16(values, key, first_element, mean, std);
+            } else {
+                reference::fill::normal(values, key, first_element, mean, std);
+            }
             Ok(())
         }),
         Arm::Plan => Ok(()),
