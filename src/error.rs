@@ -71,6 +71,16 @@ pub enum Error {
         /// The request's number.
         request: u64,
     },
+    /// A card, its driver or one of the vendor's libraries said no.
+    #[error("{what}{}{help}", if help.is_empty() { "" } else { "; " })]
+    Device {
+        /// What was called and what it answered.
+        what: String,
+        /// What to do, or the compiler's own messages.
+        help: String,
+        /// Whether every later call fails too: the process must end.
+        sticky: bool,
+    },
     /// The file system said no.
     #[error("{}: {source}", file.display())]
     Io {

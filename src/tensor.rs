@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use crate::device::cuda::Arg;
 use crate::device::{Buffer, Pod};
 use crate::error::{Error, Result};
 use crate::num::DType;
@@ -136,6 +137,11 @@ impl Tensor {
         &self.buffer
     }
 
+    /// The buffer, to write.
+    pub fn buffer_mut(&mut self) -> &mut Buffer {
+        &mut self.buffer
+    }
+
     /// The elements, where the device holds data in host memory.
     pub fn host<T: Pod>(&self) -> Result<&[T]> {
         Ok(&self.buffer.host::<T>()?[..self.len() * self.dtype.bytes() as usize / size_of::<T>()])
@@ -145,6 +151,31 @@ impl Tensor {
     pub fn host_mut<T: Pod>(&mut self) -> Result<&mut [T]> {
         let len = self.len() * self.dtype.bytes() as usize / size_of::<T>();
         Ok(&mut self.buffer.host_mut::<T>()?[..len])
+    }
+
+    /// All elements, copied to the host from any device that holds data.
+    pub fn read<T: Pod>(&self) -> Result<Vec<T>> {
+        self.read_range(0, self.len() * self.dtype.bytes() as usize / size_of::<T>())
+    }
+
+    /// `count` elements from element `first` on, copied to the host.
+    pub fn read_range<T: Pod>(&self, first: usize, count: usize) -> Result<Vec<T>> {
+        self.buffer.read((first * size_of::<T>()) as u64, count)
+    }
+
+    /// Copies `values` to element `first` on, on any device that holds data; nothing on the plan device.
+    pub fn write<T: Pod>(&mut self, first: usize, values: &[T]) -> Result<()> {
+        self.buffer.write((first * size_of::<T>()) as u64, values)
+    }
+
+    /// The first element's address, as a kernel takes it.
+    pub fn arg(&self) -> Arg {
+        Arg::Address(self.buffer.address())
+    }
+
+    /// The address of an element.
+    pub fn arg_at(&self, element: usize) -> Arg {
+        Arg::Address(self.buffer.address() + element as u64 * self.dtype.bytes())
     }
 
     /// Columns `from..from + cols` of every row.
@@ -190,6 +221,11 @@ impl<'a> View<'a> {
     /// The element type.
     pub fn dtype(&self) -> DType {
         self.tensor.dtype
+    }
+
+    /// The address of the first row's first column, as a kernel takes it.
+    pub fn arg(&self) -> Arg {
+        self.tensor.arg_at(self.from)
     }
 
     /// The tensor behind.

@@ -10,6 +10,7 @@
 //! accumulate in f32, which is the rate meant here. A card that boosts above the advertised clock can beat these by
 //! several percent.
 
+use super::cuda::info::Card;
 use super::spec::{Arch, DeviceSpec, Overhead, Rates};
 use crate::error::{Error, Result};
 
@@ -132,6 +133,43 @@ pub fn find(name: &str) -> Result<DeviceSpec> {
         Some(card) => Ok(card.clone()),
         None => Err(unknown(name, &wanted)),
     }
+}
+
+/// The spec of a card in this machine: the known one of its name, else one made from what the driver tells, with rates from
+/// its clocks and an assumed overhead.
+pub fn of(card: &Card) -> Result<DeviceSpec> {
+    if let Ok(known) = find(&card.name) {
+        return Ok(known);
+    }
+    let Some(arch) = card.arch else {
+        return Err(Error::Unsupported {
+            what: format!("{} of compute capability {}.{}", card.name, card.capability.0, card.capability.1),
+            supported: "kernels are written for 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0".into(),
+        });
+    };
+    // Two transfers a clock; multiply-adds of an SM's tensor cores a clock, dense bf16 with f32 sums, and of its lanes.
+    let dram = 2e3 * f64::from(card.memory_clock_khz) * f64::from(card.bus_bits) / 8.0;
+    let per_sm = |macs: f64| 2e3 * macs * f64::from(card.clock_khz) * f64::from(card.sms);
+    let (tensor, fp8, lanes) = match arch {
+        Arch::Sm80 => (1024.0, 1024.0, 64.0),
+        Arch::Sm90a => (2048.0, 4096.0, 128.0),
+        Arch::Sm100a => (4096.0, 8192.0, 128.0),
+        Arch::Sm86 => (256.0, 256.0, 128.0),
+        Arch::Sm89 | Arch::Sm120a => (256.0, 512.0, 128.0),
+        Arch::Host => (0.0, 0.0, 0.0),
+    };
+    // One leak for each kind of card in the machine: names are static everywhere else.
+    let name: &'static str = Box::leak(format!("cuda-{}", key(&card.name)).into_boxed_str());
+    let title: &'static str = Box::leak(card.name.clone().into_boxed_str());
+    Ok(DeviceSpec {
+        name,
+        title,
+        arch,
+        sms: card.sms,
+        total_bytes: card.total_bytes,
+        overhead: overhead(arch, card.sms),
+        rates: Rates { dram, bf16: per_sm(tensor), fp8: per_sm(fp8), f32: per_sm(lanes) },
+    })
 }
 
 const HOST: &str = "host";

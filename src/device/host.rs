@@ -24,6 +24,24 @@ unsafe impl Pod for f32 {}
 // SAFETY: a transparent u16.
 unsafe impl Pod for bf16 {}
 
+/// The bytes of values.
+pub(super) fn bytes_of<T: Pod>(values: &[T]) -> &[u8] {
+    // SAFETY: a Pod has no padding among these types, and any byte is a u8.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// The values that bytes hold, whatever their alignment (a remainder shorter than one is left out).
+pub(super) fn values_of<T: Pod>(bytes: &[u8]) -> Vec<T> {
+    let count = bytes.len() / size_of::<T>();
+    let mut values = Vec::<T>::with_capacity(count);
+    // SAFETY: the capacity is `count` values, whose bytes are copied in; any bit pattern is a T.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), values.as_mut_ptr().cast::<u8>(), count * size_of::<T>());
+        values.set_len(count);
+    }
+    values
+}
+
 /// Address space for a whole slab; the system gives pages as they are first written.
 #[derive(Debug)]
 pub struct HostSlab {
@@ -43,6 +61,40 @@ impl HostSlab {
             source,
         })?;
         Ok(HostSlab { map: map.into(), bytes })
+    }
+
+    /// Where the slab starts.
+    pub(super) fn address(&self) -> u64 {
+        self.map.as_mut_ptr() as u64
+    }
+
+    /// `offset` bytes in, once `bytes` from there are known to be inside.
+    fn at(&self, offset: u64, bytes: u64) -> *mut u8 {
+        let end = offset.checked_add(bytes);
+        assert!(end.is_some_and(|end| end <= self.bytes), "{offset} + {bytes} B of a slab of {} B", self.bytes);
+        // In range: checked on the line above.
+        self.map.as_mut_ptr().wrapping_add(offset as usize)
+    }
+
+    /// Copies bytes in. For the emulated card, whose memory no Rust reference is ever made to.
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) {
+        let to = self.at(offset, bytes.len() as u64);
+        // SAFETY: in range; launches run on the caller's own thread, so none runs now.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// Copies bytes out, as [`HostSlab::write`] copies in.
+    pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) {
+        let from = self.at(offset, bytes.len() as u64);
+        // SAFETY: in range; launches run on the caller's own thread, so none runs now.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// Sets bytes, as [`HostSlab::write`] copies them.
+    pub(super) fn fill(&self, offset: u64, value: u8, bytes: u64) {
+        let to = self.at(offset, bytes);
+        // SAFETY: in range; launches run on the caller's own thread, so none runs now.
+        unsafe { std::ptr::write_bytes(to, value, bytes as usize) };
     }
 
     fn range(&self, block: &Block, bytes: u64) -> *mut u8 {

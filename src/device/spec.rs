@@ -22,6 +22,11 @@ pub enum Arch {
     Sm120a,
 }
 
+impl Arch {
+    /// Every arch of cards, oldest first.
+    pub const CARDS: [Arch; 6] = [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90a, Arch::Sm100a, Arch::Sm120a];
+}
+
 impl std::fmt::Display for Arch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

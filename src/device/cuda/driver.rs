@@ -1,0 +1,550 @@
+//! The driver: a card's context, memory, streams, events, modules and graphs, each freed when dropped.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use cudarc::driver::sys::{self, CUresult};
+
+use super::library::{self, Library};
+use super::{Grid, Slot, TensorMap};
+use crate::device::spec::Arch;
+use crate::error::{Error, Result};
+
+/// Pinned memory that small copies go through, so that the host need not wait for them.
+const RING_BYTES: usize = 16 << 20;
+/// Dynamic shared memory that needs no opting in: none, since static shared memory counts beside it.
+const SHARED_BY_DEFAULT: u32 = 0;
+
+/// A card's context.
+#[derive(Debug)]
+struct Context {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+}
+
+// SAFETY: a context may be current to many threads at once; the driver locks what it shares.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Makes the context this thread's own: every call does, since any thread may make it.
+    fn bind(&self) -> Result<()> {
+        // SAFETY: the context is retained until drop.
+        check(unsafe { sys::cuCtxSetCurrent(self.context) }, "cuCtxSetCurrent")
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `Driver::open`.
+        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// Pinned host memory, used round and round.
+#[derive(Debug)]
+struct Ring {
+    start: *mut u8,
+    next: usize,
+}
+
+// SAFETY: plain memory, reached under a mutex.
+unsafe impl Send for Ring {}
+
+/// An open card.
+#[derive(Debug)]
+pub(super) struct Driver {
+    stream: sys::CUstream,
+    ring: Mutex<Ring>,
+    allocations: Mutex<Vec<sys::CUdeviceptr>>,
+    context: Arc<Context>,
+}
+
+// SAFETY: streams and allocations may be used from any thread that has bound the context.
+unsafe impl Send for Driver {}
+// SAFETY: as above; the ring and the list of allocations are behind mutexes.
+unsafe impl Sync for Driver {}
+
+/// Turns a driver's answer into a sentence.
+pub(super) fn check(result: CUresult, call: &str) -> Result<()> {
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut text = std::ptr::null();
+    // SAFETY: the driver is loaded, `text` is a live pointer that it sets to a static string.
+    unsafe { sys::cuGetErrorString(result, &raw mut text) };
+    // SAFETY: a zero-ended string of the driver's own, or null.
+    let text = if text.is_null() { "".into() } else { unsafe { CStr::from_ptr(text) }.to_string_lossy() };
+    let sticky = matches!(
+        result,
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUresult::CUDA_ERROR_ASSERT
+            | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+    );
+    Err(Error::Device {
+        what: format!("{call}: {result:?} ({text})"),
+        help: if sticky {
+            "the device's context is lost; start the program again".into()
+        } else {
+            "`highwater doctor` says what the device and its driver can do".into()
+        },
+        sticky,
+    })
+}
+
+/// Loads and starts the driver; the number of cards.
+pub(super) fn start() -> Result<u32> {
+    library::load(Library::Driver)?;
+    // SAFETY: the library is loaded; the call may be repeated.
+    check(unsafe { sys::cuInit(0) }, "cuInit")?;
+    let mut count = 0;
+    // SAFETY: `count` is a live integer.
+    check(unsafe { sys::cuDeviceGetCount(&raw mut count) }, "cuDeviceGetCount")?;
+    Ok(count as u32)
+}
+
+/// A card's handle.
+pub(super) fn device(ordinal: u32) -> Result<sys::CUdevice> {
+    let count = start()?;
+    if ordinal >= count {
+        return Err(Error::Device {
+            what: format!("card {ordinal} of {count}"),
+            help: format!("cuda:0 to cuda:{} are there", count.saturating_sub(1)),
+            sticky: false,
+        });
+    }
+    let mut device = 0;
+    // SAFETY: `device` is a live integer, the ordinal is in range.
+    check(unsafe { sys::cuDeviceGet(&raw mut device, ordinal as i32) }, "cuDeviceGet")?;
+    Ok(device)
+}
+
+/// A number the driver knows of a card.
+pub(super) fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<i32> {
+    let mut value = 0;
+    // SAFETY: `value` is a live integer, the device a valid handle.
+    check(unsafe { sys::cuDeviceGetAttribute(&raw mut value, which, device) }, "cuDeviceGetAttribute")?;
+    Ok(value)
+}
+
+/// The arch whose kernels a card of this compute capability runs.
+pub(super) fn arch_of(major: i32, minor: i32) -> Result<Arch> {
+    Ok(match (major, minor) {
+        (8, 0 | 7) => Arch::Sm80,
+        (8, 6) => Arch::Sm86,
+        (8, 9) => Arch::Sm89,
+        (9, 0) => Arch::Sm90a,
+        (10, 0) => Arch::Sm100a,
+        (12, 0) => Arch::Sm120a,
+        _ => {
+            return Err(Error::Device {
+                what: format!("a card of compute capability {major}.{minor}"),
+                help: "kernels are written for 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0".into(),
+                sticky: false,
+            });
+        }
+    })
+}
+
+/// See [`Cuda::tensor_map`](super::Cuda::tensor_map).
+pub(super) fn tensor_map(address: u64, rows: u64, cols: u64, pitch: u64, box_rows: u32) -> Result<TensorMap> {
+    use sys::{
+        CUtensorMapDataType_enum as Type, CUtensorMapFloatOOBfill_enum as Outside,
+        CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
+        CUtensorMapSwizzle_enum as Swizzle,
+    };
+    let mut map = Slot([0; 16]);
+    let (extents, pitches, boxed, steps) = ([cols, rows], [pitch], [128, box_rows], [1, 1]);
+    // SAFETY: a slot has the size and the alignment of a tensor map; the arrays have the lengths that two dimensions need.
+    let made = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            (&raw mut map).cast(),
+            Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            2,
+            address as usize as *mut c_void,
+            extents.as_ptr(),
+            pitches.as_ptr(),
+            boxed.as_ptr(),
+            steps.as_ptr(),
+            Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            Outside::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    check(made, &format!("cuTensorMapEncodeTiled of {rows} rows of {cols} B, {pitch} B apart"))?;
+    Ok(TensorMap(map.0))
+}
+
+impl Driver {
+    /// Opens a card and makes its stream.
+    pub(super) fn open(ordinal: u32) -> Result<Driver> {
+        let device = device(ordinal)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: `context` is a live pointer, the device a valid handle.
+        check(unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) }, "cuDevicePrimaryCtxRetain")?;
+        let context = Arc::new(Context { device, context });
+        context.bind()?;
+        let mut stream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current, `stream` a live pointer.
+        check(unsafe { sys::cuStreamCreate(&raw mut stream, flags) }, "cuStreamCreate")?;
+        let mut start = std::ptr::null_mut();
+        // SAFETY: the context is current, `start` a live pointer.
+        check(unsafe { sys::cuMemHostAlloc(&raw mut start, RING_BYTES, 0) }, "cuMemHostAlloc")?;
+        // SAFETY: RING_BYTES were just given; written once so that every byte of the ring is initialised.
+        unsafe { std::ptr::write_bytes(start.cast::<u8>(), 0, RING_BYTES) };
+        let ring = Mutex::new(Ring { start: start.cast(), next: 0 });
+        Ok(Driver { stream, ring, allocations: Mutex::default(), context })
+    }
+
+    pub(super) fn arch(&self) -> Result<Arch> {
+        use sys::CUdevice_attribute as A;
+        let major = attribute(self.context.device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(self.context.device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        arch_of(major, minor)
+    }
+
+    /// Bytes of the card in use, by this process and all others.
+    pub(super) fn used(&self) -> Result<u64> {
+        self.context.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are live integers, the context is current.
+        check(unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) }, "cuMemGetInfo")?;
+        Ok((total - free) as u64)
+    }
+
+    /// Device memory, freed with the driver.
+    pub(super) fn alloc(&self, bytes: u64) -> Result<u64> {
+        self.context.bind()?;
+        let mut address = 0;
+        // SAFETY: `address` is a live integer, the context is current.
+        let result = unsafe { sys::cuMemAlloc_v2(&raw mut address, (bytes as usize).max(1)) };
+        if result == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: both are live integers.
+            check(unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) }, "cuMemGetInfo")?;
+            return Err(Error::Device {
+                what: format!("the card refused one block of {bytes} B; {free} B of its {total} B are free"),
+                help: format!("--vram {free} or less leaves room for what else runs on the card"),
+                sticky: false,
+            });
+        }
+        check(result, "cuMemAlloc")?;
+        self.allocations.lock().unwrap_or_else(PoisonError::into_inner).push(address);
+        Ok(address)
+    }
+
+    /// Has `fill` write `bytes` bytes of pinned memory, then copies them; several pieces where they are many.
+    pub(super) fn write_with(
+        &self,
+        address: u64,
+        bytes: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        if bytes > RING_BYTES / 2 {
+            let mut staged = vec![0; bytes];
+            fill(&mut staged)?;
+            return self.write(address, &staged);
+        }
+        self.context.bind()?;
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        if ring.next + bytes > RING_BYTES {
+            self.synchronize()?;
+            ring.next = 0;
+        }
+        // SAFETY: next + bytes is inside the ring; the lock is held, and no copy in flight reads that part, since the stream
+        // was waited for when the ring came round; the ring is initialised when it is made.
+        let staged = unsafe { std::slice::from_raw_parts_mut(ring.start.add(ring.next), bytes) };
+        fill(staged)?;
+        // SAFETY: the caller's range is inside an allocation of this driver; the staged bytes stay until the stream is waited
+        // for.
+        let copied =
+            unsafe { sys::cuMemcpyHtoDAsync_v2(address, staged.as_ptr().cast::<c_void>(), bytes, self.stream) };
+        check(copied, "cuMemcpyHtoDAsync")?;
+        ring.next += bytes.next_multiple_of(256);
+        Ok(())
+    }
+
+    /// Copies through pinned memory; the host waits only when the ring comes round.
+    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        self.context.bind()?;
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        for (i, part) in bytes.chunks(RING_BYTES / 2).enumerate() {
+            if ring.next + part.len() > RING_BYTES {
+                self.synchronize()?;
+                ring.next = 0;
+            }
+            // SAFETY: next + len is inside the ring, checked above; no copy in flight reads that part, since the stream
+            // was waited for when the ring came round.
+            let staged = unsafe {
+                let staged = ring.start.add(ring.next);
+                std::ptr::copy_nonoverlapping(part.as_ptr(), staged, part.len());
+                staged
+            };
+            let at = address + (i * (RING_BYTES / 2)) as u64;
+            // SAFETY: the caller's range is inside an allocation of this driver; the staged bytes stay until the stream is
+            // waited for.
+            let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(at, staged.cast::<c_void>(), part.len(), self.stream) };
+            check(copied, "cuMemcpyHtoDAsync")?;
+            ring.next += part.len().next_multiple_of(256);
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the caller's range is inside an allocation of this driver and as long as `bytes`, which is waited for
+        // before this returns.
+        let copied = unsafe {
+            sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast::<c_void>(), address, bytes.len(), self.stream)
+        };
+        check(copied, "cuMemcpyDtoHAsync")?;
+        self.synchronize()
+    }
+
+    pub(super) fn fill(&self, address: u64, value: u8, bytes: u64) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the caller's range is inside an allocation of this driver.
+        check(unsafe { sys::cuMemsetD8Async(address, value, bytes as usize, self.stream) }, "cuMemsetD8Async")
+    }
+
+    pub(super) fn synchronize(&self) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the stream lives as long as the driver.
+        check(unsafe { sys::cuStreamSynchronize(self.stream) }, "cuStreamSynchronize")
+    }
+
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    pub(super) fn bind(&self) -> Result<()> {
+        self.context.bind()
+    }
+
+    pub(super) fn module(&self, cubin: &[u8]) -> Result<Module> {
+        self.context.bind()?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: a cubin carries its own length; ours came from the compiler or from a file whose checksum held.
+        check(unsafe { sys::cuModuleLoadData(&raw mut module, cubin.as_ptr().cast()) }, "cuModuleLoadData")?;
+        Ok(Module { module, context: Arc::clone(&self.context) })
+    }
+
+    pub(super) fn function(&self, module: &Module, entry: &str) -> Result<Function> {
+        self.context.bind()?;
+        let mut function = std::ptr::null_mut();
+        let name = CString::new(entry).unwrap_or_default();
+        // SAFETY: the module is live, the name ends in zero.
+        let found = unsafe { sys::cuModuleGetFunction(&raw mut function, module.module, name.as_ptr()) };
+        check(found, &format!("cuModuleGetFunction({entry})"))?;
+        Ok(Function { function, shared: SHARED_BY_DEFAULT })
+    }
+
+    pub(super) fn launch(&self, function: &mut Function, grid: Grid, slots: &[Slot]) -> Result<()> {
+        self.context.bind()?;
+        if grid.shared > function.shared {
+            let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function's module is loaded.
+            let set = unsafe { sys::cuFuncSetAttribute(function.function, which, grid.shared as i32) };
+            check(set, "cuFuncSetAttribute")?;
+            function.shared = grid.shared;
+        }
+        let mut pointers: Vec<*mut c_void> = slots.iter().map(|slot| (&raw const *slot).cast_mut().cast()).collect();
+        let [x, y, z] = grid.blocks;
+        // SAFETY: each pointer is to 128 bytes that begin with the argument; the driver reads as many as the kernel's own
+        // signature says, at most 128, before it returns.
+        let launched = unsafe {
+            sys::cuLaunchKernel(
+                function.function,
+                x,
+                y,
+                z,
+                grid.threads,
+                1,
+                1,
+                grid.shared,
+                self.stream,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        check(launched, "cuLaunchKernel")
+    }
+
+    pub(super) fn event(&self) -> Result<Event> {
+        self.context.bind()?;
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the context is current, `event` a live pointer.
+        check(unsafe { sys::cuEventCreate(&raw mut event, 0) }, "cuEventCreate")?;
+        let event = Event(Mark::Device { event, context: Arc::clone(&self.context) });
+        let Mark::Device { event: handle, .. } = &event.0 else { unreachable!("made on the line above") };
+        // SAFETY: event and stream are live.
+        check(unsafe { sys::cuEventRecord(*handle, self.stream) }, "cuEventRecord")?;
+        Ok(event)
+    }
+
+    pub(super) fn begin_capture(&self) -> Result<()> {
+        self.context.bind()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is live.
+        check(unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) }, "cuStreamBeginCapture")
+    }
+
+    pub(super) fn end_capture(&self) -> Result<GraphExec> {
+        self.context.bind()?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the stream is live, `graph` a live pointer.
+        check(unsafe { sys::cuStreamEndCapture(self.stream, &raw mut graph) }, "cuStreamEndCapture")?;
+        let mut exec = std::ptr::null_mut();
+        // SAFETY: the graph is live until destroyed below; `exec` is a live pointer.
+        let made = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) };
+        // SAFETY: the graph was made by the capture; the instance does not need it.
+        unsafe { sys::cuGraphDestroy(graph) };
+        check(made, "cuGraphInstantiate")?;
+        let exec = GraphExec { exec, context: Arc::clone(&self.context) };
+        // SAFETY: instance and stream are live; uploading ahead keeps the first replay as quick as the next.
+        check(unsafe { sys::cuGraphUpload(exec.exec, self.stream) }, "cuGraphUpload")?;
+        self.synchronize()?;
+        Ok(exec)
+    }
+
+    pub(super) fn replay(&self, graph: &GraphExec) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: instance and stream are live.
+        check(unsafe { sys::cuGraphLaunch(graph.exec, self.stream) }, "cuGraphLaunch")
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if self.context.bind().is_err() {
+            return;
+        }
+        let allocations = self.allocations.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let ring = self.ring.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: each was made by this driver and is freed once; the stream is waited for before what it uses goes.
+        unsafe {
+            sys::cuStreamSynchronize(self.stream);
+            for address in allocations.drain(..) {
+                sys::cuMemFree_v2(address);
+            }
+            sys::cuMemFreeHost(ring.start.cast());
+            sys::cuStreamDestroy_v2(self.stream);
+        }
+    }
+}
+
+/// A loaded module.
+#[derive(Debug)]
+pub(super) struct Module {
+    module: sys::CUmodule,
+    context: Arc<Context>,
+}
+
+// SAFETY: a handle of a context that any thread may bind.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: loaded once, unloaded once.
+            unsafe { sys::cuModuleUnload(self.module) };
+        }
+    }
+}
+
+/// A kernel of a loaded module, which outlives it in the same table.
+#[derive(Debug)]
+pub(super) struct Function {
+    function: sys::CUfunction,
+    /// Dynamic shared memory it may be launched with.
+    shared: u32,
+}
+
+// SAFETY: a handle of a context that any thread may bind.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+/// An instantiated graph.
+#[derive(Debug)]
+pub(super) struct GraphExec {
+    exec: sys::CUgraphExec,
+    context: Arc<Context>,
+}
+
+// SAFETY: a handle of a context that any thread may bind.
+unsafe impl Send for GraphExec {}
+// SAFETY: as above.
+unsafe impl Sync for GraphExec {}
+
+impl Drop for GraphExec {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: instantiated once, destroyed once.
+            unsafe { sys::cuGraphExecDestroy(self.exec) };
+        }
+    }
+}
+
+/// A moment in the compute stream.
+#[derive(Debug)]
+pub struct Event(Mark);
+
+#[derive(Debug)]
+enum Mark {
+    Device { event: sys::CUevent, context: Arc<Context> },
+    Host(Instant),
+}
+
+// SAFETY: a handle of a context that any thread may bind.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// The wall clock's moment, where there is no stream.
+    pub(super) fn now() -> Event {
+        Event(Mark::Host(Instant::now()))
+    }
+
+    /// Seconds from `earlier` to this one, once both are past.
+    pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
+        match (&earlier.0, &self.0) {
+            (Mark::Host(from), Mark::Host(to)) => Ok((*to - *from).as_secs_f64()),
+            (Mark::Device { event: from, .. }, Mark::Device { event: to, context }) => {
+                context.bind()?;
+                let mut ms = 0.0f32;
+                // SAFETY: both events are live and recorded.
+                unsafe {
+                    check(sys::cuEventSynchronize(*to), "cuEventSynchronize")?;
+                    check(sys::cuEventElapsedTime_v2(&raw mut ms, *from, *to), "cuEventElapsedTime")?;
+                }
+                Ok(f64::from(ms) / 1e3)
+            }
+            _ => unreachable!("events of one device are of one kind"),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Mark::Device { event, context } = &self.0
+            && context.bind().is_ok()
+        {
+            // SAFETY: created once, destroyed once.
+            unsafe { sys::cuEventDestroy_v2(*event) };
+        }
+    }
+}
