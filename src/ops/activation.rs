@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::ops::attention::AttnDims;
 use crate::ops::cost::Unit;
-use crate::ops::{Cost, Cx, check, reference};
+use crate::ops::{Cost, Cx, check, launch, reference};
 use crate::tensor::Tensor;
 use crate::with_elem;
 
@@ -95,6 +95,7 @@ pub fn silu_mul(cx: &Cx, gate_up: &mut Tensor) -> Result<()> {
             reference::activation::silu_mul::<E>(gate_up.host_mut()?, cols / 2);
             Ok(())
         }),
+        Arm::Cuda(cuda) => launch::activation::silu_mul(cuda, gate_up),
         Arm::Plan => Ok(()),
     }
 }
@@ -113,6 +114,7 @@ pub fn sigmoid_mul(cx: &Cx, x: &mut Tensor, qkv: &Tensor, dims: AttnDims) -> Res
             reference::activation::sigmoid_mul::<E>(x.host_mut()?, qkv.host()?, heads, head_dim, fused);
             Ok(())
         }),
+        Arm::Cuda(cuda) => launch::activation::sigmoid_mul(cuda, x, qkv, dims),
         Arm::Plan => Ok(()),
     }
 }
@@ -136,6 +138,10 @@ pub fn gdn_gates(cx: &Cx, ba: &Tensor, a_log: &Tensor, dt_bias: &Tensor) -> Resu
             reference::activation::gdn_gates::<E>(ba.host()?, a_log.host()?, dt_bias.host()?, g, beta);
             Ok(gates)
         }),
+        Arm::Cuda(cuda) => {
+            launch::activation::gdn_gates(cuda, ba, a_log, dt_bias, &mut gates)?;
+            Ok(gates)
+        }
         Arm::Plan => Ok(gates),
     }
 }

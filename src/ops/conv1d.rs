@@ -11,7 +11,7 @@ use crate::device::Arm;
 use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::ops::cost::Unit;
-use crate::ops::{Batch, Cost, Cx, Span, check, reference};
+use crate::ops::{Batch, Cost, Cx, Span, check, launch, reference};
 use crate::tensor::{Tensor, View};
 use crate::with_elem;
 
@@ -70,7 +70,8 @@ pub fn cost(spans: &[Span], channels: usize, taps: usize, dtype: DType) -> Cost 
 /// state `[slots, C, W-1]` activations (W of at least 2); gives `[T, C]` activations.
 ///
 /// A sequence reads `slot_in` (nothing, if it is fresh) and writes `slot_out`. One with slot_in -1 is inert: its rows
-/// are zero, no slot changes.
+/// are zero, no slot changes. A slot outside the state is an error; on a GPU, which cannot give one, the sequence's rows are
+/// NaN and no slot changes.
 pub fn causal(cx: &Cx, x: View, w: &Tensor, state: &mut Tensor, batch: Batch) -> Result<Tensor> {
     let (channels, taps) = check::matrix(OP, "w", w)?;
     if taps < 2 {
@@ -92,6 +93,11 @@ pub fn causal(cx: &Cx, x: View, w: &Tensor, state: &mut Tensor, batch: Batch) ->
             reference::conv1d::causal::<E>(x.host()?, w.host()?, taps, state, batch.spans, y.host_mut()?);
             Ok(y)
         }),
+        Arm::Cuda(cuda) => {
+            let sms = cx.device.spec().sms as usize;
+            launch::conv1d::causal(cuda, sms, x, w, state, &batch, &mut y)?;
+            Ok(y)
+        }
         Arm::Plan => Ok(y),
     }
 }

@@ -10,7 +10,7 @@ use crate::device::Arm;
 use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::ops::cost::{Cost, Unit};
-use crate::ops::{Cx, reference, with_elem};
+use crate::ops::{Cx, launch, reference, with_elem};
 use crate::tensor::Tensor;
 
 /// The op's name.
@@ -115,6 +115,52 @@ fn draw(
             }
             Ok(())
         }),
+        Arm::Cuda(cuda) => launch::fill::normal(cuda, dst, &range, key, first_element, (mean, std), bf16_first),
+        Arm::Plan => Ok(()),
+    }
+}
+
+/// Rows of one tensor of state, to be drawn by [`prime`].
+#[derive(Debug)]
+pub struct Primed<'a> {
+    /// f32, bf16, or u8: e4m3 codes under `scale`.
+    pub dst: &'a mut Tensor,
+    /// Rows of `dst`; the j-th takes elements from j x columns on of the stream.
+    pub rows: &'a [i32],
+    /// The stream.
+    pub key: [u32; 2],
+    /// Standard deviation.
+    pub std: f32,
+    /// What codes are multiplied by; 1 for floats.
+    pub scale: f32,
+}
+
+/// Writes near-normal values of mean 0 to rows of many tensors: as [`normal`] of each row, in one launch on a card. A row
+/// outside its tensor is an error.
+pub fn prime(cx: &Cx, targets: &mut [Primed]) -> Result<()> {
+    for target in &*targets {
+        let rows = target.dst.rows();
+        if let Some(row) = target.rows.iter().find(|row| usize::try_from(**row).map_or(true, |row| row >= rows)) {
+            return Err(Error::shape(OP, format!("row {row} of a tensor of shape {:?}", target.dst.shape())));
+        }
+        if !matches!(target.dst.dtype(), DType::F32 | DType::Bf16 | DType::U8) {
+            return Err(Error::shape(OP, format!("{} cannot be primed, must be f32, bf16 or u8", target.dst.dtype())));
+        }
+        cx.note(OP, cost(target.rows.len() * target.dst.cols(), target.dst.dtype()));
+    }
+    match cx.device.arm() {
+        Arm::Cpu(_) => targets.iter_mut().try_for_each(reference::fill::prime),
+        Arm::Cuda(cuda) => {
+            let rows: Vec<i32> = targets.iter().flat_map(|target| target.rows).copied().collect();
+            if rows.is_empty() {
+                return Ok(());
+            }
+            let rows = cx.ints(OP, "rows", &rows)?;
+            let table = launch::fill::table(targets);
+            let mut buffer = cx.alloc(OP, "targets", DType::U8, &[table.len() * size_of::<u32>()])?;
+            buffer.write(0, &table)?;
+            launch::fill::prime(cuda, targets, &buffer, &rows)
+        }
         Arm::Plan => Ok(()),
     }
 }
@@ -153,6 +199,7 @@ pub fn codes(cx: &Cx, dst: &mut Tensor, rows: Range<usize>, key: [u32; 2], code:
             reference::fill::codes(&mut dst.host_mut::<u8>()?[range], key, 0, code);
             Ok(())
         }
+        Arm::Cuda(cuda) => launch::fill::codes(cuda, dst, &range, key, code),
         Arm::Plan => Ok(()),
     }
 }
@@ -171,6 +218,7 @@ pub fn scales(cx: &Cx, dst: &mut Tensor, rows: Range<usize>, key: [u32; 2], expo
             reference::fill::scales(&mut dst.host_mut::<f32>()?[range], key, 0, exponent);
             Ok(())
         }
+        Arm::Cuda(cuda) => launch::fill::scales(cuda, dst, &range, key, reference::fill::pow2(exponent - 7)),
         Arm::Plan => Ok(()),
     }
 }
@@ -197,6 +245,7 @@ pub fn log_uniform(
             reference::fill::log_uniform(&mut dst.host_mut::<T>()?[range], key, first_element, low, high);
             Ok(())
         }),
+        Arm::Cuda(cuda) => launch::fill::log_uniform(cuda, dst, &range, key, first_element, low, high),
         Arm::Plan => Ok(()),
     }
 }
@@ -210,6 +259,7 @@ pub fn constant(cx: &Cx, dst: &mut Tensor, rows: Range<usize>, value: f32) -> Re
             reference::fill::constant(&mut dst.host_mut::<T>()?[range], value);
             Ok(())
         }),
+        Arm::Cuda(cuda) => launch::fill::constant(cuda, dst, &range, value),
         Arm::Plan => Ok(()),
     }
 }

@@ -1,7 +1,8 @@
-//! Root-mean-square norms, alone and fused with the residual add, and the gated norm after a GDN layer.
+//! Root-mean-square norms, alone and fused with the residual add and with the quantisation of the result, and the gated
+//! norm after a GDN layer.
 //!
 //! `rms` and `add_rms` are the zero-centred norm of the Qwen3.5 family, `y = x * rsqrt(mean(x^2) + eps) * (1 + w)`;
-//! `gated` takes its weight as it is. Arithmetic is f32; activations are rounded where they are stored.
+//! `gated` takes its weight as it is. Arithmetic is f32; activations are rounded where they are stored, or would be.
 
 use serde::Serialize;
 
@@ -9,12 +10,15 @@ use crate::device::Arm;
 use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::ops::cost::Unit;
-use crate::ops::{Cost, Cx, check, reference};
+use crate::ops::quantise::{Form, Quantised};
+use crate::ops::{Cost, Cx, check, launch, reference};
 use crate::tensor::{Tensor, View};
 use crate::with_elem;
 
 const RMS: &str = "rms";
 const ADD_RMS: &str = "add_rms";
+const RMS_FP8: &str = "rms_fp8";
+const ADD_RMS_FP8: &str = "add_rms_fp8";
 const ADD: &str = "add";
 const GATED: &str = "gated_norm";
 
@@ -36,6 +40,10 @@ pub enum Kind {
     Rms,
     /// [`add_rms`].
     AddRms,
+    /// [`rms_fp8`].
+    RmsFp8,
+    /// [`add_rms_fp8`].
+    AddRmsFp8,
     /// [`add`].
     Add,
     /// [`gated`].
@@ -71,6 +79,9 @@ pub fn cases() -> Vec<Case> {
         case("add_rms_one_row", Kind::AddRms, 1, 1, 2048, DType::F32),
         case("add_rms_odd", Kind::AddRms, 7, 1, 513, DType::Bf16),
         case("add_rms_27b", Kind::AddRms, 256, 1, 5120, DType::Bf16),
+        case("rms_fp8_odd", Kind::RmsFp8, 3, 1, 37, DType::F32),
+        case("add_rms_fp8_one_row", Kind::AddRmsFp8, 1, 1, 2048, DType::F32),
+        case("add_rms_fp8_27b", Kind::AddRmsFp8, 256, 1, 5120, DType::Bf16),
         case("add_odd", Kind::Add, 3, 1, 1001, DType::Bf16),
         case("add_27b", Kind::Add, 256, 1, 5120, DType::Bf16),
         case("gated_one_row", silu, 1, 16, 128, DType::Bf16),
@@ -83,17 +94,21 @@ pub fn cases() -> Vec<Case> {
 /// The least work of one call on `rows` rows of `heads x width` elements.
 pub fn cost(kind: Kind, rows: usize, heads: usize, width: usize, dtype: DType) -> Cost {
     let elements = (rows * heads * width) as u64;
-    // (operations per element, activations read and written per element, f32 weights)
-    let (flops, moves, weights) = match kind {
-        Kind::Rms => (5, 2, width),
-        Kind::AddRms => (6, 4, width),
-        Kind::Add => (1, 3, 0),
-        Kind::Gated(_) => (9, 3, width),
+    // A code an element and a scale a row.
+    let quantised = elements + rows as u64 * DType::F32.bytes();
+    // (operations per element, activations read and written per element, f32 weights, other bytes)
+    let (flops, moves, weights, others) = match kind {
+        Kind::Rms => (5, 2, width, 0),
+        Kind::AddRms => (6, 4, width, 0),
+        Kind::RmsFp8 => (8, 1, width, quantised),
+        Kind::AddRmsFp8 => (9, 3, width, quantised),
+        Kind::Add => (1, 3, 0, 0),
+        Kind::Gated(_) => (9, 3, width, 0),
     };
     Cost {
         flops: flops * elements,
         resident_bytes: 4 * weights as u64,
-        activation_bytes: moves * elements * dtype.bytes(),
+        activation_bytes: moves * elements * dtype.bytes() + others,
         unit: Unit::F32,
     }
 }
@@ -111,6 +126,10 @@ pub fn rms(cx: &Cx, x: &Tensor, w: &Tensor, eps: f32, out: &'static str) -> Resu
             reference::norm::rms::<E>(x.host()?, w.host()?, eps, y.host_mut()?);
             Ok(y)
         }),
+        Arm::Cuda(cuda) => {
+            launch::norm::rms(cuda, x, w, eps, &mut y)?;
+            Ok(y)
+        }
         Arm::Plan => Ok(y),
     }
 }
@@ -137,8 +156,58 @@ pub fn add_rms(
             reference::norm::rms::<E>(residual.host()?, w.host()?, eps, y.host_mut()?);
             Ok(y)
         }),
+        Arm::Cuda(cuda) => {
+            launch::norm::add_rms(cuda, residual, delta, w, eps, &mut y)?;
+            Ok(y)
+        }
         Arm::Plan => Ok(y),
     }
+}
+
+/// [`quantise`](crate::ops::quantise::quantise) of [`rms`] by a scale per row, codes and scales to the bit, without the
+/// activations between: x `[T, H]`, w f32 `[H]`; gives codes `[T, H]` and scales `[T, 1]`.
+pub fn rms_fp8(cx: &Cx, x: &Tensor, w: &Tensor, eps: f32) -> Result<Quantised> {
+    let (rows, width) = check::matrix(RMS_FP8, "x", x)?;
+    check::tensor(RMS_FP8, "x", x, cx.numerics.activations, &[rows, width])?;
+    check::tensor(RMS_FP8, "w", w, DType::F32, &[width])?;
+    positive(RMS_FP8, eps)?;
+    let (mut codes, mut scales) = per_row(cx, RMS_FP8, rows, width)?;
+    cx.note(RMS_FP8, cost(Kind::RmsFp8, rows, 1, width, x.dtype()));
+    match cx.device.arm() {
+        Arm::Cpu(_) => with_elem!(RMS_FP8, x.dtype(), E => {
+            reference::norm::rms_fp8::<E>(x.host()?, w.host()?, eps, codes.host_mut()?, scales.host_mut()?);
+            Ok(())
+        })?,
+        Arm::Cuda(cuda) => launch::norm::rms_fp8(cuda, x, w, eps, &mut codes, &mut scales)?,
+        Arm::Plan => {}
+    }
+    Ok(Quantised { codes, scales: Some(scales), form: Form::Fp8Token })
+}
+
+/// `residual += delta`, stored as activations, then [`rms_fp8`] of the stored rows: both `[T, H]`.
+pub fn add_rms_fp8(cx: &Cx, residual: &mut Tensor, delta: &Tensor, w: &Tensor, eps: f32) -> Result<Quantised> {
+    let (rows, width) = check::matrix(ADD_RMS_FP8, "residual", residual)?;
+    check::tensor(ADD_RMS_FP8, "residual", residual, cx.numerics.activations, &[rows, width])?;
+    check::tensor(ADD_RMS_FP8, "delta", delta, cx.numerics.activations, &[rows, width])?;
+    check::tensor(ADD_RMS_FP8, "w", w, DType::F32, &[width])?;
+    positive(ADD_RMS_FP8, eps)?;
+    let (mut codes, mut scales) = per_row(cx, ADD_RMS_FP8, rows, width)?;
+    cx.note(ADD_RMS_FP8, cost(Kind::AddRmsFp8, rows, 1, width, delta.dtype()));
+    match cx.device.arm() {
+        Arm::Cpu(_) => with_elem!(ADD_RMS_FP8, delta.dtype(), E => {
+            reference::norm::add::<E>(residual.host_mut()?, delta.host()?);
+            reference::norm::rms_fp8::<E>(residual.host()?, w.host()?, eps, codes.host_mut()?, scales.host_mut()?);
+            Ok(())
+        })?,
+        Arm::Cuda(cuda) => launch::norm::add_rms_fp8(cuda, residual, delta, w, eps, &mut codes, &mut scales)?,
+        Arm::Plan => {}
+    }
+    Ok(Quantised { codes, scales: Some(scales), form: Form::Fp8Token })
+}
+
+/// Codes and scales of rows quantised by a scale each.
+fn per_row(cx: &Cx, op: &'static str, rows: usize, width: usize) -> Result<(Tensor, Tensor)> {
+    Ok((cx.alloc(op, "codes", DType::U8, &[rows, width])?, cx.alloc(op, "scales", DType::F32, &[rows, 1])?))
 }
 
 /// `residual += delta`, stored as activations: both `[T, H]`.
@@ -152,6 +221,7 @@ pub fn add(cx: &Cx, residual: &mut Tensor, delta: &Tensor) -> Result<()> {
             reference::norm::add::<E>(residual.host_mut()?, delta.host()?);
             Ok(())
         }),
+        Arm::Cuda(cuda) => launch::norm::add(cuda, residual, delta),
         Arm::Plan => Ok(()),
     }
 }
@@ -175,6 +245,10 @@ pub fn gated(cx: &Cx, o: &Tensor, z: View, w: &Tensor, eps: f32, gate: Gate) -> 
             reference::norm::gated::<E>(o.host()?, z.host()?, w.host()?, eps, gate, y.host_mut()?);
             Ok(y)
         }),
+        Arm::Cuda(cuda) => {
+            launch::norm::gated(cuda, o, z, w, eps, gate, &mut y)?;
+            Ok(y)
+        }
         Arm::Plan => Ok(y),
     }
 }

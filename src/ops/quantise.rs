@@ -28,7 +28,7 @@ use crate::num::DType;
 use crate::ops::cost::{Cost, Unit};
 use crate::ops::scheme::{ActScheme, Global};
 use crate::ops::weight::{BLOCK, NVFP4_GROUP};
-use crate::ops::{Cx, reference, with_elem};
+use crate::ops::{Cx, launch, reference, with_elem};
 use crate::tensor::{Tensor, View};
 
 const OP: &str = "quantise";
@@ -142,6 +142,7 @@ pub fn quantise(cx: &Cx, x: View, form: Form) -> Result<Quantised> {
     cx.note(OP, cost(tokens, cols, x.dtype(), scheme));
     match cx.device.arm() {
         Arm::Cpu(_) => reference::quantise::rows(x, form, &mut codes, scales.as_mut())?,
+        Arm::Cuda(cuda) => launch::quantise::rows(cuda, x, form, &mut codes, scales.as_mut())?,
         Arm::Plan => {}
     }
     Ok(Quantised { codes, scales, form })

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::ops::attention::AttnDims;
 use crate::ops::cost::{Cost, Unit};
-use crate::ops::{Batch, Cx, check, reference};
+use crate::ops::{Batch, Cx, check, launch, reference};
 use crate::tensor::Tensor;
 
 const OP: &str = "qk_norm_rope";
@@ -99,6 +99,15 @@ pub fn inv_freq(rope: &Rope) -> Result<(Vec<f32>, f32)> {
     Ok(((0..half).map(|i| blend(i) as f32).collect(), attention_factor as f32))
 }
 
+/// What a launch takes beside the rows.
+pub(crate) struct Operands<'a> {
+    pub(crate) q_norm: &'a Tensor,
+    pub(crate) k_norm: &'a Tensor,
+    pub(crate) inv_freq: &'a Tensor,
+    pub(crate) attention_factor: f32,
+    pub(crate) eps: f32,
+}
+
 /// Norms and rotates the query and key heads of the fused `qkv` (see [`AttnDims`]) in place, at the step's positions.
 /// `q_norm` and `k_norm` are f32 `[head_dim]`, `inv_freq` f32 `[rotary_dim / 2]`; sines and cosines are multiplied by
 /// `attention_factor`. An error where shapes or types disagree.
@@ -129,6 +138,10 @@ pub fn qk_norm_rope(
             dims,
             &batch.inputs.positions,
         ),
+        Arm::Cuda(cuda) => {
+            let operands = Operands { q_norm, k_norm, inv_freq, attention_factor, eps };
+            launch::rope::qk_norm_rope(cuda, qkv, &operands, dims, &batch.inputs.positions)
+        }
         Arm::Plan => Ok(()),
     }
 }

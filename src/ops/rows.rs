@@ -1,16 +1,17 @@
 //! Rows by index: the embedding of a step's tokens, and the rows that are sampled.
 //!
-//! An index outside its table is an error on a device that holds data (the plan device has no indices to look at).
+//! An index outside its table is an error on the CPU arm and a row of NaN on a GPU, which cannot give one (the plan device
+//! has no indices to look at).
 
 use crate::device::Arm;
 use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::ops::cost::{Cost, Unit};
-use crate::ops::{Batch, Cx, reference};
+use crate::ops::{Batch, Cx, launch, reference};
 use crate::tensor::Tensor;
 
-/// The rows of `table` `[V, H]` (bf16 or f32) for the step's token ids, as `[T, H]` activations. No scale. An error that
-/// names the row and the id where an id is outside `0..V`.
+/// The rows of `table` `[V, H]` (bf16 or f32) for the step's token ids, as `[T, H]` activations. No scale. Where an id is
+/// outside `0..V`: an error that names the row and the id, or a row of NaN on a GPU.
 pub fn embed(cx: &Cx, table: &Tensor, batch: &Batch) -> Result<Tensor> {
     const OP: &str = "embed";
     let err = |what: String| Err(Error::shape(OP, what));
@@ -35,13 +36,15 @@ pub fn embed(cx: &Cx, table: &Tensor, batch: &Batch) -> Result<Tensor> {
     cx.note(OP, cost(tokens, hidden, table.dtype(), out.dtype(), true));
     match cx.device.arm() {
         Arm::Cpu(_) => reference::rows::gather(OP, "the vocabulary", table, ids, &mut out)?,
+        Arm::Cuda(cuda) => launch::rows::gather(cuda, OP, table, ids, &mut out)?,
         Arm::Plan => {}
     }
     Ok(out)
 }
 
 /// Rows `rows[0..n]` of `x` `[T, H]`, in that order, repeats allowed, as `[n, H]` of the same type named `out`. An error
-/// that names the row and T where an index is outside `0..T`, and where `n` is 0 or more than there are indices.
+/// where `n` is 0 or more than there are indices; where an index is outside `0..T`, an error that names the row and T, or a
+/// row of NaN on a GPU.
 pub fn gather(cx: &Cx, x: &Tensor, rows: &Tensor, n: usize, out: &'static str) -> Result<Tensor> {
     const OP: &str = "gather";
     let err = |what: String| Err(Error::shape(OP, what));
@@ -59,6 +62,7 @@ pub fn gather(cx: &Cx, x: &Tensor, rows: &Tensor, n: usize, out: &'static str) -
     cx.note(OP, cost(n, hidden, x.dtype(), x.dtype(), false));
     match cx.device.arm() {
         Arm::Cpu(_) => reference::rows::gather(OP, "the window", x, rows, &mut y)?,
+        Arm::Cuda(cuda) => launch::rows::gather(cuda, OP, x, rows, &mut y)?,
         Arm::Plan => {}
     }
     Ok(y)

@@ -4,12 +4,13 @@
 //! [`lanes`](super::lanes); then the running maximum is raised, the running sum and the accumulators are scaled by the
 //! exponential of its change, and the page's tokens are added one by one, ascending. Pages are counted from the
 //! sequence's start, so a row's result does not depend on the chunk it came in. Scratch is heap, one page and one block of
-//! queries per thread.
+//! queries per thread. Keys and values that are codes are widened and scaled one by one before anything is summed.
 
 use rayon::prelude::*;
 
 use super::lanes::{LANES, Lanes, TILE_ROWS, multiply, pack, tree};
 use crate::error::{Error, Result};
+use crate::num::{DType, fp8};
 use crate::ops::Batch;
 use crate::ops::attention::AttnDims;
 use crate::ops::batch::PAGE_TOKENS;
@@ -36,7 +37,7 @@ struct Task<'a, E> {
 pub fn attend(qkv: &Tensor, kv: &KvPages, dims: AttnDims, batch: &Batch, out: &mut Tensor) -> Result<()> {
     let table_cols = batch.inputs.page_table.cols();
     let table = batch.inputs.page_table.host::<i32>()?;
-    with_elem!(OP, out.dtype(), Y => with_elem!(OP, qkv.dtype(), E => with_elem!(OP, kv.k.dtype(), K => {
+    with_elem!(OP, out.dtype(), Y => with_elem!(OP, qkv.dtype(), E => {
         let mut tasks: Vec<Task<Y>> = Vec::new();
         let mut rows = out.host_mut::<Y>()?.chunks_mut(dims.out_cols());
         for (s, span) in batch.spans.iter().enumerate() {
@@ -69,15 +70,45 @@ pub fn attend(qkv: &Tensor, kv: &KvPages, dims: AttnDims, batch: &Batch, out: &m
                 }
             }
         }
-        let (qkv, k, v) = (qkv.host::<E>()?, kv.k.host::<K>()?, kv.v.host::<K>()?);
-        let run = |task| block(task, qkv, k, v, dims);
-        if pairs(batch) * dims.out_cols() >= PARALLEL_PRODUCTS {
-            tasks.into_par_iter().for_each(run);
-        } else {
-            tasks.into_iter().for_each(run);
+        let qkv = qkv.host::<E>()?;
+        let parallel = pairs(batch) * dims.out_cols() >= PARALLEL_PRODUCTS;
+        if kv.k.dtype() == DType::U8 {
+            let values = |scale: f32| move |code: u8| fp8::decode(code) * scale;
+            let k = Half { cache: kv.k.host::<u8>()?, value: values(kv.k_scale) };
+            let v = Half { cache: kv.v.host::<u8>()?, value: values(kv.v_scale) };
+            run(tasks, parallel, |task| block(task, qkv, &k, &v, dims));
+            return Ok(());
         }
-        Ok(())
-    })))
+        with_elem!(OP, kv.k.dtype(), K => {
+            let k = Half { cache: kv.k.host::<K>()?, value: K::to_f32 };
+            let v = Half { cache: kv.v.host::<K>()?, value: K::to_f32 };
+            run(tasks, parallel, |task| block(task, qkv, &k, &v, dims));
+            Ok(())
+        })
+    }))
+}
+
+/// All keys or all values, and what one of them is worth.
+struct Half<'a, K, F> {
+    cache: &'a [K],
+    value: F,
+}
+
+impl<K: Copy, F: Fn(K) -> f32> Half<'_, K, F> {
+    /// Elements `from..` to f32.
+    fn widen(&self, from: usize, to: &mut [f32]) {
+        for (to, &from) in to.iter_mut().zip(&self.cache[from..]) {
+            *to = (self.value)(from);
+        }
+    }
+}
+
+fn run<T: Send>(tasks: Vec<T>, parallel: bool, task: impl Fn(T) + Sync + Send) {
+    if parallel {
+        tasks.into_par_iter().for_each(task);
+    } else {
+        tasks.into_iter().for_each(task);
+    }
 }
 
 /// Pairs of a row and a token it sees, at most.
@@ -92,7 +123,13 @@ struct Running {
     sum: f32,
 }
 
-fn block<E: Elem, K: Elem, Y: Elem>(task: Task<Y>, qkv: &[E], k: &[K], v: &[K], dims: AttnDims) {
+fn block<E: Elem, K: Copy, F: Fn(K) -> f32, Y: Elem>(
+    task: Task<Y>,
+    qkv: &[E],
+    k: &Half<K, F>,
+    v: &Half<K, F>,
+    dims: AttnDims,
+) {
     let (d, group) = (dims.head_dim, dims.group());
     let depth = d.div_ceil(LANES);
     let queries = task.out.len() * group;
@@ -106,6 +143,7 @@ fn block<E: Elem, K: Elem, Y: Elem>(task: Task<Y>, qkv: &[E], k: &[K], v: &[K], 
     let mut acc = vec![0.0f32; queries * d];
     let mut running = vec![Running { max: f32::NEG_INFINITY, sum: 0.0 }; queries];
     let (mut keys, mut values) = (vec![[0.0; LANES]; PAGE_TOKENS * depth], vec![0.0f32; PAGE_TOKENS * d]);
+    let mut key = vec![0.0f32; d];
     let mut sums = vec![[0.0; LANES]; TILE_ROWS * PAGE_TOKENS];
     let scale = 1.0 / (d as f32).sqrt();
     let end = task.first_position + task.out.len();
@@ -114,10 +152,9 @@ fn block<E: Elem, K: Elem, Y: Elem>(task: Task<Y>, qkv: &[E], k: &[K], v: &[K], 
         let tokens = PAGE_TOKENS.min(end - first_token);
         for j in 0..tokens {
             let from = ((page as usize * PAGE_TOKENS + j) * dims.kv_heads + task.kv_head) * d;
-            pack(&k[from..from + d], &mut keys[j * depth..]);
-            for (to, v) in values[j * d..].iter_mut().zip(&v[from..from + d]) {
-                *to = v.to_f32();
-            }
+            k.widen(from, &mut key);
+            pack(&key, &mut keys[j * depth..]);
+            v.widen(from, &mut values[j * d..][..d]);
         }
         let keys: Vec<&[Lanes]> = keys.chunks(depth).take(tokens).collect();
         for (strip, q) in q.chunks(TILE_ROWS).enumerate() {

@@ -4,9 +4,10 @@ use rayon::prelude::*;
 
 use half::bf16;
 
-use crate::num::elementary;
+use crate::error::Result;
 use crate::num::philox::{normal4, philox4x32, uniform};
-use crate::ops::fill::Code;
+use crate::num::{DType, elementary, fp8};
+use crate::ops::fill::{Code, Primed};
 use crate::tensor::Elem;
 
 /// Elements of one task; a multiple of 4 is not needed, blocks are cut where a task starts.
@@ -20,6 +21,27 @@ pub fn normal<T: Elem>(dst: &mut [T], key: [u32; 2], first: u64, mean: f32, std:
 /// [`normal`] rounded to bf16, then to `T`.
 pub fn normal_bf16<T: Elem>(dst: &mut [T], key: [u32; 2], first: u64, mean: f32, std: f32) {
     stream(dst, key, first, |words| normal4(words).map(|n| bf16::from_f32(mean + std * n).to_f32()));
+}
+
+/// Rows of a tensor of state.
+pub(in crate::ops) fn prime(target: &mut Primed) -> Result<()> {
+    let Primed { ref mut dst, rows, key, std, scale } = *target;
+    let cols = dst.cols();
+    for (j, &row) in rows.iter().enumerate() {
+        let (at, first) = (row as usize * cols, (j * cols) as u64);
+        match dst.dtype() {
+            DType::U8 => {
+                let mut values = vec![0.0f32; cols];
+                normal(&mut values, key, first, 0.0, std);
+                for (code, value) in dst.host_mut::<u8>()?[at..at + cols].iter_mut().zip(values) {
+                    *code = fp8::encode(value / scale);
+                }
+            }
+            DType::Bf16 => normal(&mut dst.host_mut::<bf16>()?[at..at + cols], key, first, 0.0, std),
+            _ => normal(&mut dst.host_mut::<f32>()?[at..at + cols], key, first, 0.0, std),
+        }
+    }
+    Ok(())
 }
 
 /// `dst[j]` = the code of the `code.elements()` elements from `first + j * code.elements()` on.

@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::activation::{sigmoid, silu};
 use super::lanes::sum_squares;
+use super::quantise::fp8_groups;
 use crate::ops::norm::Gate;
 use crate::tensor::{Elem, Rows};
 
@@ -25,6 +26,23 @@ pub(crate) fn rms<E: Elem>(x: &[E], w: &[f32], eps: f32, out: &mut [E]) {
             for ((out, x), w) in out.iter_mut().zip(&*row).zip(w) {
                 *out = E::from_f32(x * scale * (1.0 + w));
             }
+        },
+    );
+}
+
+/// [`rms`] of each row, quantised by a scale of its own.
+pub(crate) fn rms_fp8<E: Elem>(x: &[E], w: &[f32], eps: f32, codes: &mut [u8], scales: &mut [f32]) {
+    let width = w.len();
+    let rows = codes.par_chunks_exact_mut(width).zip(scales).zip(x.par_chunks_exact(width));
+    rows.with_min_len(GRAIN.div_ceil(width)).for_each_init(
+        || vec![0.0; width],
+        |row, ((codes, to), x)| {
+            row.iter_mut().zip(x).for_each(|(r, x)| *r = x.to_f32());
+            let scale = scale(row, eps);
+            for (x, w) in row.iter_mut().zip(w) {
+                *x = E::from_f32(*x * scale * (1.0 + w)).to_f32();
+            }
+            fp8_groups(row, width, codes, std::slice::from_mut(to));
         },
     );
 }

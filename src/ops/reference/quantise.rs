@@ -91,7 +91,8 @@ fn fp8_codes(row: &[f32], scale: f32, codes: &mut [u8]) {
     }
 }
 
-fn fp8_groups(row: &[f32], group: usize, codes: &mut [u8], scales: &mut [f32]) {
+/// Codes and scales of one row in groups of `group` columns.
+pub(super) fn fp8_groups(row: &[f32], group: usize, codes: &mut [u8], scales: &mut [f32]) {
     for ((row, codes), scale) in row.chunks(group).zip(codes.chunks_mut(group)).zip(scales) {
         let s = amax(row) / fp8::MAX;
         *scale = if s == 0.0 { f32::EPSILON } else { s };
