@@ -10,7 +10,7 @@ use crate::num::DType;
 use crate::ops::batch::{PAGE_TOKENS, Span};
 use crate::ops::cost::{Cost, Unit};
 use crate::ops::kv_write::KvPages;
-use crate::ops::{Batch, Cx, Limits, check, reference};
+use crate::ops::{Batch, Cx, Limits, check, launch, reference};
 use crate::tensor::Tensor;
 
 const OP: &str = "attention";
@@ -98,59 +98,79 @@ impl AttnDims {
     }
 }
 
-/// How a call runs on a card.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tactic {
-    /// Parts a decode's KV is cut into, each `split_tokens` long: 1 needs no partial results.
-    pub splits: usize,
-    /// Tokens of a part, a multiple of the page.
-    pub split_tokens: usize,
-    /// Bytes of the partial results, f32 `[decodes, heads, splits, head_dim + 2]`.
-    pub workspace: u64,
-}
-
-/// The tactic for `decodes` single-row sequences under `limits`.
-///
-/// Where a decode's KV is cut depends on the card, the dimensions and the limits, never on the step: a row's result does
-/// not change with the batch, and a captured graph stays valid. Parts are as many as give each SM two blocks at batch 1,
-/// no shorter than [`MIN_SPLIT_TOKENS`], and at most so many that a full batch's partials fit in [`PARTIALS_BYTES`].
-pub fn tactic(spec: &DeviceSpec, dims: AttnDims, limits: Limits, decodes: usize) -> Tactic {
-    let context = limits.context.max(1);
-    let row_bytes = dims.heads as u64 * (dims.head_dim as u64 + 2) * DType::F32.bytes();
-    let fill = (2 * spec.sms as usize).div_ceil(dims.kv_heads);
-    let afford = PARTIALS_BYTES / (row_bytes * limits.batch.max(1) as u64);
-    let wanted = fill.min(context.div_ceil(MIN_SPLIT_TOKENS)).min(afford as usize).max(1);
-    let split_tokens = context.div_ceil(wanted).next_multiple_of(PAGE_TOKENS);
-    let splits = context.div_ceil(split_tokens);
-    let workspace = if splits > 1 { decodes as u64 * splits as u64 * row_bytes } else { 0 };
-    Tactic { splits, split_tokens, workspace }
-}
-
-/// The shortest part worth a block of its own: its partial result costs about 1% of its KV.
-pub const MIN_SPLIT_TOKENS: usize = 256;
+/// Tokens of a part of a decode's KV at least, and at most as long as that makes [`PARTS_AT_LEAST`] parts: a part's partial
+/// result costs 6% of reading the least part's KV, 3% of the most's.
+const PART_TOKENS: (usize, usize) = (128, 256);
+/// A sequence is cut into fewer parts only where they would be too short.
+const PARTS_AT_LEAST: usize = 16;
 
 /// The most a full batch's partial results take.
 pub const PARTIALS_BYTES: u64 = 64 << 20;
 
+/// Tokens of each part of a decode that sees `length` tokens, whole pages, where there may be `splits` parts. The last
+/// part is what is left. `kernels/lib/attention_decode.cuh` has the same sum: a row is cut by its own length alone, so that
+/// a short sequence is spread over the card under any limits, and neither the batch nor a captured graph moves a cut.
+pub fn part_tokens(length: usize, splits: usize) -> usize {
+    let (least, most) = PART_TOKENS;
+    let part = length.div_ceil(PARTS_AT_LEAST).clamp(least, most);
+    part.max(length.div_ceil(splits.max(1))).next_multiple_of(PAGE_TOKENS)
+}
+
+/// How a call runs on a card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tactic {
+    /// Whether tensor cores compute it: bf16 rows on pages of bf16 or codes, `head_dim` a multiple of 16 up to 256. All
+    /// else takes a plain kernel, f32 throughout, that cuts nothing.
+    pub tensor_cores: bool,
+    /// The most parts a decode's KV is cut into, each of [`part_tokens`]: 1 needs no partial results.
+    pub splits: usize,
+    /// Bytes of the partial results, f32 `[decodes, heads, splits, head_dim + 2]`.
+    pub workspace: u64,
+}
+
+/// The tactic for `decodes` single-row sequences under `limits`; `rows` is the type of qkv and of the result, `kv` the
+/// pages'.
+///
+/// The most parts are as many as give each SM two blocks at batch 1, as a sequence of `limits.context` tokens can have, and
+/// at most so many that a full batch's partials fit in [`PARTIALS_BYTES`]: a pure function of card, dimensions and limits.
+pub fn tactic(spec: &DeviceSpec, dims: AttnDims, rows: DType, kv: DType, limits: Limits, decodes: usize) -> Tactic {
+    let tensor_cores = rows == DType::Bf16
+        && matches!(kv, DType::Bf16 | DType::U8)
+        && dims.head_dim.is_multiple_of(16)
+        && dims.head_dim <= 256;
+    let row_bytes = dims.heads as u64 * (dims.head_dim as u64 + 2) * DType::F32.bytes();
+    let (least, most) = PART_TOKENS;
+    let parts = limits.context.div_ceil(most).max(PARTS_AT_LEAST).min(limits.context.div_ceil(least));
+    let fill = (2 * spec.sms as usize).div_ceil(dims.kv_heads);
+    let afford = PARTIALS_BYTES / (row_bytes * limits.batch.max(1) as u64);
+    let splits = if tensor_cores { fill.min(parts).min(afford as usize).max(1) } else { 1 };
+    let workspace = if splits > 1 { decodes as u64 * splits as u64 * row_bytes } else { 0 };
+    Tactic { tensor_cores, splits, workspace }
+}
+
 /// The largest workspace of any step under `limits`.
-pub fn upper_bound(spec: &DeviceSpec, dims: AttnDims, limits: Limits) -> u64 {
-    tactic(spec, dims, limits, limits.batch.min(limits.step_tokens)).workspace
+pub fn upper_bound(spec: &DeviceSpec, dims: AttnDims, rows: DType, kv: DType, limits: Limits) -> u64 {
+    tactic(spec, dims, rows, kv, limits, limits.batch.min(limits.step_tokens)).workspace
 }
 
 /// Attends every row of the fused `qkv`, normed and rotated, to its sequence's pages, which hold this step's keys and
 /// values already: `[T, heads * head_dim]` activations, before the gate. A sequence whose first page is negative is inert:
-/// its rows are zero. An error where shapes disagree or a page is outside the cache.
+/// its rows are zero. An error where shapes disagree or a page is outside the cache (on a GPU, which cannot give one, such a
+/// page's tokens are left out).
 pub fn attend(cx: &Cx, qkv: &Tensor, kv: &KvPages, dims: AttnDims, batch: &Batch) -> Result<Tensor> {
     dims.check_rows(OP, qkv, batch)?;
     kv.check(OP, dims, cx.numerics.kv)?;
-    let limits = batch.inputs.limits();
-    let spec = cx.device.spec();
+    let (limits, spec, pages) = (batch.inputs.limits(), cx.device.spec(), kv.k.dtype());
     let mut out = cx.activation(OP, "out", &[batch.tokens(), dims.out_cols()])?;
-    let tactic = tactic(spec, dims, limits, batch.decodes);
-    let _partials = cx.workspace(OP, tactic.workspace, |limits| upper_bound(spec, dims, limits))?;
-    cx.note(OP, cost(dims, batch.spans, qkv.dtype(), kv.k.dtype()));
+    // Rows of one type, result of another: only the plain kernel takes that.
+    let rows = if out.dtype() == qkv.dtype() { out.dtype() } else { DType::F32 };
+    let tactic = tactic(spec, dims, rows, pages, limits, batch.decodes);
+    let partials = cx.workspace(OP, tactic.workspace, |limits| upper_bound(spec, dims, rows, pages, limits))?;
+    cx.note(OP, cost(dims, batch.spans, qkv.dtype(), pages));
     match cx.device.arm() {
         Arm::Cpu(_) => reference::attention::attend(qkv, kv, dims, batch, &mut out)?,
+        Arm::Cuda(cuda) => launch::attention::Call { qkv, kv, dims, batch, tactic, partials: partials.as_ref() }
+            .attend(cuda, &mut out)?,
         Arm::Plan => {}
     }
     Ok(out)
@@ -167,7 +187,7 @@ pub fn cost(dims: AttnDims, spans: &[Span], activations: DType, kv: DType) -> Co
         tokens += len;
     }
     let out_cols = dims.out_cols() as u64;
-    let tensor_cores = activations == DType::Bf16 && kv == DType::Bf16;
+    let tensor_cores = activations == DType::Bf16 && kv != DType::F32;
     Cost {
         flops: 4 * pairs * out_cols,
         resident_bytes: cached * 2 * dims.kv_cols() as u64 * kv.bytes(),
@@ -187,14 +207,16 @@ pub struct Case {
     pub sequences: Vec<(usize, usize)>,
     /// How many leading sequences are decodes.
     pub decodes: usize,
-    /// The type of activations and KV.
+    /// The type of activations.
     pub dtype: DType,
+    /// The type of the pages.
+    pub kv: DType,
 }
 
-/// Group sizes 1, 2 and 6; head dimensions 16, 32 and 256; contexts below, at and across page boundaries; decode, prefill
-/// and both.
+/// Group sizes 1, 2, 6 and 8; head dimensions 16, 32 and 256; contexts below, at and across page boundaries; decode,
+/// prefill and both; pages of floats and of codes.
 pub fn cases() -> Vec<Case> {
-    use DType::{Bf16, F32};
+    use DType::{Bf16, F32, U8};
     let dims = |heads, kv_heads, head_dim, rotary_dim| AttnDims { heads, kv_heads, head_dim, rotary_dim };
     let case = |name, dims, sequences: &[(usize, usize)], decodes, dtype| Case {
         name,
@@ -202,7 +224,9 @@ pub fn cases() -> Vec<Case> {
         sequences: sequences.to_vec(),
         decodes,
         dtype,
+        kv: dtype,
     };
+    let codes = |case: Case| Case { kv: U8, ..case };
     vec![
         case("first", dims(1, 1, 16, 4), &[(0, 1)], 0, F32),
         case("decode", dims(4, 2, 32, 8), &[(63, 1), (64, 1), (65, 1), (1, 1)], 4, F32),
@@ -211,5 +235,8 @@ pub fn cases() -> Vec<Case> {
         case("odd-chunk", dims(2, 1, 32, 8), &[(37, 91)], 0, Bf16),
         case("mixed", dims(12, 2, 256, 64), &[(200, 1), (63, 1), (0, 65), (100, 33)], 2, F32),
         case("mixed-bf16", dims(12, 2, 256, 64), &[(127, 1), (128, 1), (0, 3), (64, 70)], 2, Bf16),
+        codes(case("decode-codes", dims(8, 1, 256, 64), &[(64, 1), (191, 1)], 2, Bf16)),
+        codes(case("mixed-codes", dims(4, 2, 32, 8), &[(130, 1), (63, 1), (0, 65), (37, 91)], 2, Bf16)),
+        codes(case("codes-f32", dims(6, 3, 16, 4), &[(64, 1), (10, 60)], 1, F32)),
     ]
 }

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use highwater::device::Device;
-use highwater::num::{DType, bf16};
-use highwater::ops::attention::{AttnDims, Case, PARTIALS_BYTES, attend, cases, cost, tactic, upper_bound};
+use highwater::device::{Device, DeviceSpec};
+use highwater::num::{DType, bf16, fp8};
+use highwater::ops::attention::{
+    AttnDims, Case, PARTIALS_BYTES, attend, cases, cost, part_tokens, tactic, upper_bound,
+};
 use highwater::ops::batch::PAGE_TOKENS;
 use highwater::ops::kv_write::{KvPages, write};
-use highwater::ops::{Limits, Meter, Span};
+use highwater::ops::{Limits, Meter, Numerics, Span};
 use highwater::tensor::Tensor;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
 use rand_chacha::ChaCha8Rng;
@@ -28,16 +30,36 @@ impl Sequence {
     }
 }
 
+/// The scales of keys and values that are codes: the tests' values come near the largest code.
+const SCALES: (f32, f32) = (0.004, 0.0037);
+
+fn cache(device: &Arc<Device>, case: &Case, pages: usize) -> KvPages {
+    let mut kv = KvPages::new(device, case.kv, pages, case.dims).unwrap();
+    if case.kv == DType::U8 {
+        (kv.k_scale, kv.v_scale) = SCALES;
+    }
+    kv
+}
+
+fn types(case: &Case) -> Numerics {
+    Numerics { kv: case.kv, ..numerics(case.dtype) }
+}
+
 /// Puts the keys and values of tokens `0..tokens` of a sequence on its pages, by this test's own arithmetic.
 fn fill(kv: &mut KvPages, dims: AttnDims, sequence: &Sequence, tokens: usize, pages: &[i32]) {
-    let halves =
-        [(&mut kv.k, 2 * dims.heads * dims.head_dim), (&mut kv.v, (2 * dims.heads + dims.kv_heads) * dims.head_dim)];
-    for (half, from) in halves {
+    let (k_scale, v_scale) = (kv.k_scale, kv.v_scale);
+    let halves = [(&mut kv.k, dims.k_col(), k_scale), (&mut kv.v, dims.v_col(), v_scale)];
+    for (half, from, scale) in halves {
         let width = dims.kv_heads * dims.head_dim;
         for p in 0..tokens {
             let slot = pages[p / PAGE_TOKENS] as usize * PAGE_TOKENS + p % PAGE_TOKENS;
             let source = &sequence.rows[p * dims.qkv_cols() + from..][..width];
             match half.dtype() {
+                DType::U8 => {
+                    for (to, &v) in half.host_mut::<u8>().unwrap()[slot * width..].iter_mut().zip(source) {
+                        *to = fp8::encode(v / scale);
+                    }
+                }
                 DType::Bf16 => {
                     for (to, &v) in half.host_mut::<bf16>().unwrap()[slot * width..].iter_mut().zip(source) {
                         *to = bf16::from_f32(v);
@@ -69,13 +91,13 @@ fn fused(device: &Arc<Device>, case: &Case, sequences: &[Sequence], queries_only
 fn run(case: &Case, sequences: &[Sequence], seed: u64) -> Vec<Vec<u8>> {
     let (device, meter) = (device(), Meter::default());
     let (pages, total) = scatter(&mut rng(seed), &case.sequences);
-    let mut kv = KvPages::new(&device, case.dtype, total, case.dims).unwrap();
+    let mut kv = cache(&device, case, total);
     for ((&(context, len), sequence), pages) in case.sequences.iter().zip(sequences).zip(&pages) {
         fill(&mut kv, case.dims, sequence, context + len, pages);
     }
     let step = Step::new(&device, limits(&case.sequences), &case.sequences, case.decodes, &pages);
     let qkv = fused(&device, case, sequences, true);
-    let out = attend(&cx(&device, &meter, numerics(case.dtype)), &qkv, &kv, case.dims, &step.batch()).unwrap();
+    let out = attend(&cx(&device, &meter, types(case)), &qkv, &kv, case.dims, &step.batch()).unwrap();
     let row_bytes = case.dims.heads * case.dims.head_dim * case.dtype.bytes() as usize;
     let mut rows = bytes(&out).chunks(row_bytes).map(<[u8]>::to_vec).collect::<Vec<_>>().into_iter();
     case.sequences.iter().map(|&(_, len)| rows.by_ref().take(len).flatten().collect()).collect()
@@ -94,9 +116,19 @@ fn random(case: &Case, seed: u64, scale: f32) -> Vec<Sequence> {
 }
 
 /// The row at `position`, head by head, in float64 from the values as they are stored.
-fn oracle(dims: AttnDims, dtype: DType, sequence: &Sequence, position: usize) -> Vec<f64> {
+fn oracle(case: &Case, sequence: &Sequence, position: usize) -> Vec<f64> {
+    let dims = case.dims;
     let (d, cols) = (dims.head_dim, dims.qkv_cols());
-    let rows: Vec<f64> = stored(dtype, &sequence.rows[..(position + 1) * cols]).into_iter().map(f64::from).collect();
+    let mut rows = stored(case.dtype, &sequence.rows[..(position + 1) * cols]);
+    if case.kv == DType::U8 {
+        for (row, from) in rows.chunks_mut(cols).zip(sequence.rows.chunks(cols)) {
+            for c in dims.k_col()..cols {
+                let scale = if c < dims.v_col() { SCALES.0 } else { SCALES.1 };
+                row[c] = fp8::decode(fp8::encode(from[c] / scale)) * scale;
+            }
+        }
+    }
+    let rows: Vec<f64> = rows.into_iter().map(f64::from).collect();
     let mut out = Vec::new();
     for h in 0..dims.heads {
         let kv_head = h / (dims.heads / dims.kv_heads);
@@ -120,9 +152,7 @@ fn check(case: &Case, sequences: &[Sequence], scale: f32, bound: f64) {
     for (s, (rows, &(context, len))) in run(case, sequences, 99).iter().zip(&case.sequences).enumerate() {
         let cols = case.dims.heads * case.dims.head_dim;
         for (j, got) in floats(case.dtype, rows).chunks(cols).enumerate() {
-            for (i, (want, got)) in
-                oracle(case.dims, case.dtype, &sequences[s], context + j).iter().zip(got).enumerate()
-            {
+            for (i, (want, got)) in oracle(case, &sequences[s], context + j).iter().zip(got).enumerate() {
                 let store = if case.dtype == DType::Bf16 { want.abs() / 256.0 } else { 0.0 };
                 let error = (f64::from(*got) - want).abs();
                 assert!(
@@ -147,7 +177,7 @@ fn every_case_agrees_with_a_plain_softmax() {
 #[test]
 fn scores_in_the_tens_of_thousands_neither_overflow_nor_lose_the_largest() {
     let dims = AttnDims { heads: 2, kv_heads: 1, head_dim: 32, rotary_dim: 8 };
-    let case = Case { name: "large", dims, sequences: vec![(70, 70)], decodes: 0, dtype: DType::F32 };
+    let case = Case { name: "large", dims, sequences: vec![(70, 70)], decodes: 0, dtype: DType::F32, kv: DType::F32 };
     let sequences = random(&case, 5, 300.0);
     // A score near 4e4 is off by a few ulp of 4e-3, and so is the logarithm of each weight.
     check(&case, &sequences, 300.0, 3e-2);
@@ -159,7 +189,7 @@ fn scores_in_the_tens_of_thousands_neither_overflow_nor_lose_the_largest() {
 #[test]
 fn equal_scores_give_the_mean_of_the_values() {
     let dims = AttnDims { heads: 1, kv_heads: 1, head_dim: 16, rotary_dim: 4 };
-    let case = Case { name: "mean", dims, sequences: vec![(0, 129)], decodes: 0, dtype: DType::F32 };
+    let case = Case { name: "mean", dims, sequences: vec![(0, 129)], decodes: 0, dtype: DType::F32, kv: DType::F32 };
     let mut sequences = random(&case, 6, 1.0);
     for (p, row) in sequences[0].rows.chunks_mut(dims.qkv_cols()).enumerate() {
         row[..16].fill(0.0);
@@ -195,9 +225,9 @@ fn a_result_does_not_depend_on_the_threads() {
 fn prefill(case: &Case, sequence: &Sequence, chunks: &[usize], seed: u64) -> Vec<u8> {
     let tokens: usize = chunks.iter().sum();
     let (device, meter) = (device(), Meter::default());
-    let cx = cx(&device, &meter, numerics(case.dtype));
+    let cx = cx(&device, &meter, types(case));
     let (pages, total) = scatter(&mut rng(seed), &[(0, tokens)]);
-    let mut kv = KvPages::new(&device, case.dtype, total, case.dims).unwrap();
+    let mut kv = cache(&device, case, total);
     let mut rows = Vec::new();
     let mut context = 0;
     for &len in chunks {
@@ -215,15 +245,18 @@ fn prefill(case: &Case, sequence: &Sequence, chunks: &[usize], seed: u64) -> Vec
 
 #[test]
 fn a_prompt_in_chunks_is_the_prompt_in_one_bit_for_bit() {
-    for (dtype, head_dim, kv_heads) in [(DType::F32, 32, 2), (DType::Bf16, 32, 1), (DType::F32, 256, 1)] {
+    use DType::{Bf16, F32, U8};
+    for (dtype, kv, head_dim, kv_heads) in
+        [(F32, F32, 32, 2), (Bf16, Bf16, 32, 1), (F32, F32, 256, 1), (Bf16, U8, 16, 3)]
+    {
         let dims = AttnDims { heads: 6, kv_heads, head_dim, rotary_dim: 8 };
-        let case = Case { name: "chunks", dims, sequences: vec![(0, 200)], decodes: 0, dtype };
+        let case = Case { name: "chunks", dims, sequences: vec![(0, 200)], decodes: 0, dtype, kv };
         let sequence = &random(&case, 13, 1.5)[0];
         let whole = prefill(&case, sequence, &[200], 1);
         for (seed, chunks) in
             [&[64, 64, 64, 8][..], &[1, 1, 62, 1, 100, 35], &[37, 91, 1, 1, 70], &[199, 1]].into_iter().enumerate()
         {
-            assert!(prefill(&case, sequence, chunks, seed as u64) == whole, "{dtype} {head_dim}: {chunks:?}");
+            assert!(prefill(&case, sequence, chunks, seed as u64) == whole, "{dtype} {kv} {head_dim}: {chunks:?}");
         }
     }
 }
@@ -302,16 +335,16 @@ fn plan_and_cpu_allocate_the_same_bytes_and_count_the_same_cost() {
         let reports = [device(), plan()].map(|device| {
             let meter = Meter::default();
             let step = Step::new(&device, limits, &case.sequences, case.decodes, &pages);
-            let kv = KvPages::new(&device, case.dtype, total, case.dims).unwrap();
+            let kv = cache(&device, &case, total);
             let qkv = blank(&device, case.dtype, &[rows, case.dims.qkv_cols()]);
             device.begin_step();
-            drop(attend(&cx(&device, &meter, numerics(case.dtype)), &qkv, &kv, case.dims, &step.batch()).unwrap());
+            drop(attend(&cx(&device, &meter, types(&case)), &qkv, &kv, case.dims, &step.batch()).unwrap());
             (device.report(), meter.take())
         });
         assert_eq!(reports[0], reports[1], "{}", case.name);
-        assert_eq!(reports[0].1[0].cost, cost(case.dims, &step_spans(&case), case.dtype, case.dtype));
-        let workspace = tactic(&card(), case.dims, limits, case.decodes).workspace;
-        assert_eq!(workspace > 0, case.decodes > 0, "{}", case.name);
+        assert_eq!(reports[0].1[0].cost, cost(case.dims, &step_spans(&case), case.dtype, case.kv));
+        let workspace = tactic(&card(), case.dims, case.dtype, case.kv, limits, case.decodes).workspace;
+        assert_eq!(workspace > 0, case.decodes > 0 && case.dtype == DType::Bf16, "{}", case.name);
         let out = (rows * case.dims.heads * case.dims.head_dim) as u64 * case.dtype.bytes();
         assert!(reports[0].0.transient_live_peak >= out + workspace, "{}", case.name);
     }
@@ -346,16 +379,36 @@ proptest! {
     fn a_tactic_is_the_engine_s_and_no_step_exceeds_its_bound(
         kv_heads in 1usize..9, group in 1usize..9, head_dim in 1usize..257,
         batch in 1usize..600, context in 1usize..400_000, step_tokens in 1usize..9000, decodes in 0usize..600,
+        codes: bool,
     ) {
         let dims = AttnDims { heads: kv_heads * group, kv_heads, head_dim, rotary_dim: 0 };
         let limits = Limits { step_tokens, batch, context };
         let decodes = decodes.min(batch).min(step_tokens);
-        let one = tactic(&card(), dims, limits, decodes);
-        let other = tactic(&card(), dims, limits, 0);
-        prop_assert_eq!((one.splits, one.split_tokens), (other.splits, other.split_tokens));
-        prop_assert!(one.splits * one.split_tokens >= context && (one.splits - 1) * one.split_tokens < context);
-        prop_assert_eq!(one.split_tokens % PAGE_TOKENS, 0);
-        prop_assert!(one.workspace <= upper_bound(&card(), dims, limits));
-        prop_assert!(upper_bound(&card(), dims, limits) <= PARTIALS_BYTES);
+        let kv = if codes { DType::U8 } else { DType::Bf16 };
+        let one = tactic(&card(), dims, DType::Bf16, kv, limits, decodes);
+        let other = tactic(&card(), dims, DType::Bf16, kv, limits, 0);
+        prop_assert_eq!((one.tensor_cores, one.splits), (other.tensor_cores, other.splits));
+        prop_assert_eq!(one.tensor_cores, head_dim % 16 == 0);
+        prop_assert!(one.tensor_cores || one.splits == 1);
+        prop_assert_eq!(tactic(&card(), dims, DType::F32, kv, limits, decodes).workspace, 0);
+        let bound = upper_bound(&card(), dims, DType::Bf16, kv, limits);
+        prop_assert!(one.workspace <= bound && bound <= PARTIALS_BYTES);
+    }
+
+    #[test]
+    fn parts_are_whole_pages_and_never_more_than_there_is_room_for(
+        context in 1usize..400_000, share in 0.0f64..1.0, batch in 1usize..600, sms in 1u32..200,
+    ) {
+        let dims = AttnDims { heads: 16, kv_heads: 2, head_dim: 256, rotary_dim: 64 };
+        let limits = Limits { step_tokens: 2048, batch, context };
+        let spec = DeviceSpec { sms, ..card() };
+        let splits = tactic(&spec, dims, DType::Bf16, DType::Bf16, limits, 1).splits;
+        let length = ((context as f64 * share) as usize).max(1);
+        let part = part_tokens(length, splits);
+        prop_assert!(part >= 128 && part % PAGE_TOKENS == 0);
+        prop_assert!(length.div_ceil(part) <= splits);
+        // No longer than it must be: as many parts as there may be, or parts of 256 tokens at most.
+        prop_assert!(part <= 256 || (part - PAGE_TOKENS) * splits < length);
+        prop_assert!(part_tokens(length + 1, splits) >= part);
     }
 }
