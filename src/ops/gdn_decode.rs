@@ -14,7 +14,7 @@ use crate::num::DType;
 use crate::ops::activation::Gates;
 use crate::ops::cost::Unit;
 use crate::ops::gdn_prefill::{GdnDims, check_operands, state_bytes};
-use crate::ops::{Batch, Cost, Cx, Span, reference};
+use crate::ops::{Batch, Cost, Cx, Span, launch, reference};
 use crate::tensor::Tensor;
 use crate::with_elem;
 
@@ -91,6 +91,7 @@ pub fn recurrent(
             reference::gdn_decode::recurrent::<E, S>(conv.host()?, g, beta, states, dims, out.host_mut()?);
             Ok(())
         })),
+        Arm::Cuda(cuda) => launch::gdn_decode::recurrent(cuda, conv, gates, state, dims, batch, out),
         Arm::Plan => Ok(()),
     }
 }

@@ -9,6 +9,9 @@
 //! Only differences with j <= i are exponentiated, so nothing overflows. It equals the recurrence of
 //! [`gdn_decode`](super::gdn_decode) in exact arithmetic. Chunks are counted from a span's first row, so a prompt split
 //! at multiples of 64 gives the same chunks.
+//!
+//! A card takes chunks where activations are bf16 and heads are 128 x 128, on tensor cores: operands of the products are
+//! rounded to bf16, sums, gates, the inverse and the state are f32. Anything else it takes token by token, in f32.
 
 use serde::Serialize;
 
@@ -17,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::ops::activation::Gates;
 use crate::ops::cost::Unit;
-use crate::ops::{Batch, Cost, Cx, Limits, Span, check, reference};
+use crate::ops::{Batch, Cost, Cx, Limits, Span, check, launch, reference};
 use crate::tensor::Tensor;
 use crate::with_elem;
 
@@ -29,11 +32,19 @@ pub const CHUNK_TOKENS: usize = 64;
 /// What is added under the root when q and k are made unit vectors.
 pub const L2_EPS: f32 = 1e-6;
 
-/// A piece of chunks whose inverses are held at once ends before it passes this.
+/// The matrices of the chunks held at once take no more than this, where one chunk's do not.
 const PIECE_BYTES: u64 = 64 << 20;
 
-/// `(I + A)^-1` of one chunk and value head, bf16.
-const INVERSE_BYTES: u64 = (CHUNK_TOKENS * CHUNK_TOKENS) as u64 * 2;
+/// The head size, of keys and of values, that bf16 activations are taken in chunks for; others go token by token.
+pub(crate) const CHUNKED_DIM: usize = 128;
+
+/// What one chunk and value head leaves for the scan: two triangles (`(I + A)^-1 beta` and `tril(q k^T ..)`) of 16 x 16
+/// tiles in bf16, and in f32 three numbers a row and the chunk's whole decay, which takes four's place.
+pub(crate) const CHUNK_BYTES: u64 = {
+    let tiles = (CHUNK_TOKENS / 16) as u64;
+    let triangle = tiles * (tiles + 1) / 2 * 16 * 16 * 2;
+    2 * triangle + (3 * CHUNK_TOKENS as u64 + 4) * 4
+};
 
 /// The heads of a GDN layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -103,25 +114,45 @@ pub fn cases() -> Vec<Case> {
 /// How the op runs on a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tactic {
-    /// Chunks whose inverses are held at once.
+    /// Chunks whose matrices are held at once; 0 where the rule runs token by token and holds none.
     pub piece_chunks: usize,
-    /// Bytes of workspace: the inverses of a piece, for every value head.
+    /// Bytes of workspace: a piece's matrices for every value head; then, where the state is not f32 and pieces are
+    /// several, the state of the sequence that straddles two of them, in f32, twice.
     pub workspace: u64,
 }
 
-/// The tactic for `chunks` chunks: the same on every card.
-pub fn tactic(_spec: &DeviceSpec, dims: GdnDims, chunks: usize) -> Tactic {
-    let per_chunk = INVERSE_BYTES * dims.value_heads as u64;
-    let most = (PIECE_BYTES / per_chunk).max(1) as usize;
-    let piece_chunks = chunks.min(most);
-    Tactic { piece_chunks, workspace: piece_chunks as u64 * per_chunk }
+impl Tactic {
+    fn new(dims: GdnDims, act: DType, state: DType, chunks: usize, piece_chunks: usize) -> Tactic {
+        if !in_chunks(dims, act) {
+            return Tactic { piece_chunks: 0, workspace: 0 };
+        }
+        let piece_chunks = piece_chunks.min(chunks).max(1);
+        let carried = if state == DType::F32 || chunks <= piece_chunks { 0 } else { 2 * dims.state_len() as u64 * 4 };
+        Tactic { piece_chunks, workspace: piece_chunks as u64 * dims.value_heads as u64 * CHUNK_BYTES + carried }
+    }
+}
+
+/// The tactic for `chunks` chunks: the same on every card. Pieces are the fewest that fit, of one size.
+pub fn tactic(_spec: &DeviceSpec, dims: GdnDims, act: DType, state: DType, chunks: usize) -> Tactic {
+    let pieces = chunks.div_ceil(most_chunks(dims)).max(1);
+    Tactic::new(dims, act, state, chunks, chunks.div_ceil(pieces))
+}
+
+fn in_chunks(dims: GdnDims, act: DType) -> bool {
+    act == DType::Bf16 && (dims.key_dim, dims.value_dim) == (CHUNKED_DIM, CHUNKED_DIM)
+}
+
+fn most_chunks(dims: GdnDims) -> usize {
+    (PIECE_BYTES / (CHUNK_BYTES * dims.value_heads as u64)).max(1) as usize
 }
 
 /// The largest workspace of any step under `limits`.
-pub fn upper_bound(spec: &DeviceSpec, limits: Limits, dims: GdnDims) -> u64 {
-    // b sequences of n tokens together have at most b + (n - b) / 64 chunks, each but the first full.
+pub fn upper_bound(_spec: &DeviceSpec, limits: Limits, dims: GdnDims, act: DType, state: DType) -> u64 {
+    // b sequences of n tokens together have at most b + (n - b) / 64 chunks, each but the first full. Pieces of one size
+    // are largest where one more chunk would make them one more.
     let batch = limits.batch.min(limits.step_tokens);
-    tactic(spec, dims, batch + (limits.step_tokens - batch) / CHUNK_TOKENS).workspace
+    let chunks = batch + (limits.step_tokens - batch) / CHUNK_TOKENS;
+    Tactic::new(dims, act, state, chunks, most_chunks(dims)).workspace
 }
 
 /// The least work of one call on `spans`.
@@ -162,19 +193,38 @@ pub fn chunked(
     batch: Batch,
     out: &mut Tensor,
 ) -> Result<()> {
+    let chunks = chunks(batch.spans.get(batch.decodes..).unwrap_or_default());
+    let piece_chunks = tactic(cx.device.spec(), dims, conv.dtype(), state.dtype(), chunks).piece_chunks;
+    chunked_in_pieces(cx, conv, gates, state, dims, batch, out, piece_chunks)
+}
+
+fn chunks(spans: &[Span]) -> usize {
+    spans.iter().map(|s| s.len.div_ceil(CHUNK_TOKENS)).sum()
+}
+
+/// As [`chunked`], with the matrices of `piece_chunks` chunks held at once: the results are the same bits for any number.
+pub fn chunked_in_pieces(
+    cx: &Cx,
+    conv: &Tensor,
+    gates: &Gates,
+    state: &mut Tensor,
+    dims: GdnDims,
+    batch: Batch,
+    out: &mut Tensor,
+    piece_chunks: usize,
+) -> Result<()> {
     check_operands(OP, cx, conv, gates, state, dims, &batch, out)?;
     let spans = batch.prefills();
     if spans.is_empty() {
         return Ok(());
     }
-    let chunks = spans.iter().map(|s| s.len.div_ceil(CHUNK_TOKENS)).sum();
-    let spec = cx.device.spec();
-    let tactic = tactic(spec, dims, chunks);
-    let _workspace = cx.workspace(OP, tactic.workspace, |limits| upper_bound(spec, limits, dims))?;
-    cx.note(OP, cost(dims, spans, conv.dtype(), state.dtype()));
+    let (spec, act, kept) = (cx.device.spec(), conv.dtype(), state.dtype());
+    let tactic = Tactic::new(dims, act, kept, chunks(spans), piece_chunks);
+    let workspace = cx.workspace(OP, tactic.workspace, |limits| upper_bound(spec, limits, dims, act, kept))?;
+    cx.note(OP, cost(dims, spans, act, kept));
     match cx.device.arm() {
         // The CPU arm solves and does not invert; its heap scratch is a chunk per thread and a slice per (row, head).
-        Arm::Cpu(_) => with_elem!(OP, conv.dtype(), E => with_elem!(OP, state.dtype(), S => {
+        Arm::Cpu(_) => with_elem!(OP, act, E => with_elem!(OP, kept, S => {
             let states = reference::slots::split::<S>(
                 OP, state.host_mut()?, dims.state_len(), &batch,
                 batch.decodes..batch.spans.len(),
@@ -183,6 +233,12 @@ pub fn chunked(
             reference::gdn_prefill::chunked::<E, S>(conv.host()?, g, beta, states, dims, spans, out.host_mut()?);
             Ok(())
         })),
+        Arm::Cuda(cuda) => match workspace {
+            Some(work) => {
+                launch::gdn_prefill::chunked(cuda, spec.sms, conv, gates, state, dims, batch, out, tactic, &work)
+            }
+            None => launch::gdn_prefill::by_token(cuda, conv, gates, state, dims, batch, out),
+        },
         Arm::Plan => Ok(()),
     }
 }

@@ -93,6 +93,17 @@ impl<'a> Part<'a> {
 /// One step over `parts`, the first `decodes` by the decode op and the others by the prefill op, into one output;
 /// gives each part's rows.
 pub fn run(rig: &Rig, parts: &[Part], decodes: usize, state: &mut Tensor) -> Vec<Vec<f32>> {
+    run_in_pieces(rig, parts, decodes, state, None)
+}
+
+/// As [`run`], the prefills in pieces of that many chunks.
+pub fn run_in_pieces(
+    rig: &Rig,
+    parts: &[Part],
+    decodes: usize,
+    state: &mut Tensor,
+    pieces: Option<usize>,
+) -> Vec<Vec<f32>> {
     let cx = rig.cx();
     let (act, dims) = (rig.numerics.activations, parts[0].stream.dims);
     let rows: usize = parts.iter().map(|p| p.len).sum();
@@ -115,7 +126,12 @@ pub fn run(rig: &Rig, parts: &[Part], decodes: usize, state: &mut Tensor) -> Vec
     let step = Step::new(&rig.device, &seqs, decodes);
     let mut out = empty(&cx, act, &[rows, dims.out_width()]);
     gdn_decode::recurrent(&cx, &conv, &gates, state, dims, step.batch(), &mut out).unwrap();
-    gdn_prefill::chunked(&cx, &conv, &gates, state, dims, step.batch(), &mut out).unwrap();
+    match pieces {
+        None => gdn_prefill::chunked(&cx, &conv, &gates, state, dims, step.batch(), &mut out).unwrap(),
+        Some(chunks) => {
+            gdn_prefill::chunked_in_pieces(&cx, &conv, &gates, state, dims, step.batch(), &mut out, chunks).unwrap();
+        }
+    }
     let out = values(&out);
     let mut start = 0;
     parts

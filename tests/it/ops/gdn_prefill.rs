@@ -357,24 +357,42 @@ fn the_workspace_is_bounded_by_a_constant_and_by_its_upper_bound() {
     let spec = plan();
     let spec = spec.spec();
     let dims = GdnDims::new(16, 48, 128, 128);
-    assert_eq!(tactic(spec, dims, 3).workspace, 3 * 48 * 64 * 64 * 2);
-    assert!(tactic(spec, dims, 1_000_000).workspace <= 64 << 20);
-    let limits = Limits { step_tokens: 700, batch: 9, context: 4096 };
-    let bound = upper_bound(spec, limits, dims);
+    let of = |chunks| tactic(spec, dims, DType::Bf16, DType::F32, chunks);
+    // Two triangles of ten tiles in bf16, three numbers a row and four more in f32.
+    let chunk = 48 * (2 * 10 * 512 + (3 * 64 + 4) * 4);
+    assert_eq!(of(3).workspace, 3 * chunk);
+    // 8192 tokens are two pieces of 64 chunks, not one of 126 and one of two.
+    assert_eq!((of(128).piece_chunks, of(128).workspace), (64, 64 * chunk));
+    assert!(of(1_000_000).workspace <= 64 << 20);
+    // A state that is rounded where it is kept straddles pieces in f32.
+    let carried = 2 * 4 * dims.state_len() as u64;
+    assert_eq!(tactic(spec, dims, DType::Bf16, DType::Bf16, 128).workspace, 64 * chunk + carried);
+    assert_eq!(tactic(spec, dims, DType::Bf16, DType::Bf16, 126).workspace, 126 * chunk);
+    // Token by token, nothing is held.
+    assert_eq!(tactic(spec, dims, DType::F32, DType::F32, 128).workspace, 0);
+    assert_eq!(tactic(spec, GdnDims::new(16, 48, 64, 128), DType::Bf16, DType::F32, 128).workspace, 0);
+
+    let small = Limits { step_tokens: 700, batch: 9, context: 4096 };
+    let large = Limits { step_tokens: 20_000, batch: 33, context: 40_960 };
     let mut rng = rng(8);
-    let mut largest = 0;
-    for _ in 0..5_000 {
-        let (mut left, mut chunks) = (limits.step_tokens, 0);
-        for _ in 0..rng.random_range(1..=limits.batch) {
-            let len = if rng.random() { rng.random_range(0..=left) } else { left.min(1 + 64 * rng.random_range(0..3)) };
-            chunks += len.div_ceil(CHUNK_TOKENS);
-            left -= len;
+    for (limits, state) in [(small, DType::F32), (small, DType::Bf16), (large, DType::F32), (large, DType::Bf16)] {
+        let bound = upper_bound(spec, limits, dims, DType::Bf16, state);
+        let mut largest = 0;
+        for _ in 0..5_000 {
+            let (mut left, mut chunks) = (limits.step_tokens, 0);
+            for _ in 0..rng.random_range(1..=limits.batch) {
+                let len =
+                    if rng.random() { rng.random_range(0..=left) } else { left.min(1 + 64 * rng.random_range(0..3)) };
+                chunks += len.div_ceil(CHUNK_TOKENS);
+                left -= len;
+            }
+            let workspace = tactic(spec, dims, DType::Bf16, state, chunks).workspace;
+            assert!(workspace <= bound, "{chunks} chunks of {state}");
+            largest = largest.max(workspace);
         }
-        let workspace = tactic(spec, dims, chunks).workspace;
-        assert!(workspace <= bound, "{chunks} chunks");
-        largest = largest.max(workspace);
+        assert!(largest * 10 >= bound * 9, "{state}: the bound {bound} is far above any step's {largest}");
+        assert_eq!(upper_bound(spec, limits, dims, DType::F32, state), 0);
     }
-    assert!(largest * 10 >= bound * 9, "the bound {bound} is far above any step's {largest}");
 }
 
 #[test]
