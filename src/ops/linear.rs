@@ -13,7 +13,7 @@ use crate::ops::quantise::{self, Quantised};
 use crate::ops::reference::weight::Matrix;
 use crate::ops::scheme::{ActScheme, Grain, Scheme};
 use crate::ops::weight::{self, LinearSpec, Weight};
-use crate::ops::{Cx, reference};
+use crate::ops::{Cx, launch, reference};
 use crate::tensor::{Tensor, View};
 
 const OP: &str = "linear";
@@ -112,6 +112,14 @@ fn products(cx: &Cx, x: View, parts: &[Weight], out: &'static str, dtype: DType)
                     None => Matrix::rows(x)?,
                 };
                 reference::linear::linear(&x, shape, &Matrix::weight(w)?, &mut y, first)?;
+            }
+            Arm::Cuda(cuda) => {
+                let x = match &quantised {
+                    Some(quantised) => launch::linear::Input::Quantised(quantised),
+                    None => launch::linear::Input::Rows(x),
+                };
+                let (spec, invariant) = (cx.device.spec(), cx.numerics.batch_invariant);
+                launch::linear::linear(cuda, spec, x, shape, w, (&mut y, first), invariant)?;
             }
             Arm::Plan => {}
         }
