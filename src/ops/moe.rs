@@ -11,13 +11,13 @@ use crate::ops::linear::{Projection, unit};
 use crate::ops::quantise;
 use crate::ops::scheme::{ActScheme, Grain, Scheme};
 use crate::ops::weight::{InputScale, LinearSpec, Weight};
-use crate::ops::{Cx, Limits, check, reference, with_elem};
+use crate::ops::{Cx, Limits, check, launch, reference, with_elem};
 use crate::tensor::Tensor;
 
-const ROUTE: &str = "route";
+pub(crate) const ROUTE: &str = "route";
 /// The name of [`experts`] in tags, costs and errors.
 pub const EXPERTS: &str = "experts";
-const COMBINE: &str = "combine_shared";
+pub(crate) const COMBINE: &str = "combine_shared";
 
 /// The workspace of one block of tokens stays under this, however long the step. A smaller one reads the experts'
 /// weights more often: 128 MiB is 3,264 tokens of the 35B-A3B in bf16, so an 8,192-token step reads them three times.
@@ -145,19 +145,48 @@ fn input_rows(scheme: ActScheme, tokens: usize, top_k: usize) -> u64 {
     }
 }
 
+/// Where the pieces of a workspace begin, in bytes; empty ones take no room.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layout {
+    /// The pairs of a block by expert, i32.
+    pub(crate) sorted: u64,
+    /// Where each expert's begin among them, and the end, i32 `[E + 1]`.
+    pub(crate) offsets: u64,
+    /// SwiGLU activations of each pair.
+    pub(crate) h: u64,
+    /// Outputs of each pair.
+    pub(crate) y: u64,
+    /// Codes and scales of the input of each part of gate_up, and of down.
+    pub(crate) inputs: [(u64, u64); 3],
+    /// All of them.
+    pub(crate) bytes: u64,
+}
+
+impl Layout {
+    pub(crate) fn new(tokens: usize, dims: Dims, act: DType, inputs: Inputs) -> Layout {
+        let pairs = (tokens * dims.top_k) as u64;
+        let mut bytes = 0;
+        let mut take = |piece: u64| {
+            let at = bytes;
+            bytes += aligned(piece);
+            at
+        };
+        let sorted = take(4 * pairs);
+        let offsets = take(4 * (dims.experts as u64 + 1));
+        let h = take(pairs * dims.inter as u64 * act.bytes());
+        let y = take(pairs * dims.hidden as u64 * act.bytes());
+        let [gate, up] = inputs.x.map(|scheme| (scheme, input_rows(scheme, tokens, dims.top_k), dims.hidden));
+        let inputs = [gate, up, (inputs.h, pairs, dims.inter)].map(|(scheme, rows, cols)| {
+            let (dtype, scales) = quantise::scale_cols(scheme, cols);
+            let codes = take(rows * quantise::code_cols(scheme, cols) as u64);
+            (codes, take(rows * scales as u64 * dtype.bytes()))
+        });
+        Layout { sorted, offsets, h, y, inputs, bytes }
+    }
+}
+
 fn workspace(tokens: usize, dims: Dims, act: DType, inputs: Inputs) -> u64 {
-    let pairs = (tokens * dims.top_k) as u64;
-    let quantised = |scheme, rows: u64, cols| {
-        let (dtype, scales) = quantise::scale_cols(scheme, cols);
-        aligned(rows * quantise::code_cols(scheme, cols) as u64) + aligned(rows * scales as u64 * dtype.bytes())
-    };
-    let x = inputs.x.map(|scheme| quantised(scheme, input_rows(scheme, tokens, dims.top_k), dims.hidden));
-    aligned(4 * pairs)
-        + aligned(4 * (dims.experts as u64 + 1))
-        + aligned(pairs * dims.inter as u64 * act.bytes())
-        + aligned(pairs * dims.hidden as u64 * act.bytes())
-        + x.iter().sum::<u64>()
-        + quantised(inputs.h, pairs, dims.inter)
+    Layout::new(tokens, dims, act, inputs).bytes
 }
 
 /// The most tokens of one block.
@@ -237,12 +266,16 @@ pub fn route(cx: &Cx, logits: &Tensor, top_k: usize) -> Result<Routing> {
     let mut ids = cx.alloc(ROUTE, "ids", DType::I32, &[tokens, top_k])?;
     let mut weights = cx.alloc(ROUTE, "weights", DType::F32, &[tokens, top_k])?;
     cx.note(ROUTE, route_cost(tokens, experts, top_k, logits.dtype()));
-    if let Arm::Cpu(_) = cx.device.arm() {
-        let (ids, weights) = (ids.host_mut::<i32>()?, weights.host_mut::<f32>()?);
-        with_elem!(ROUTE, logits.dtype(), L => with_elem!(ROUTE, cx.numerics.activations, A => {
-            reference::moe::route::<L, A>(logits.host()?, experts, top_k, ids, weights);
-            Ok(())
-        }))?;
+    match cx.device.arm() {
+        Arm::Cpu(_) => {
+            let (ids, weights) = (ids.host_mut::<i32>()?, weights.host_mut::<f32>()?);
+            with_elem!(ROUTE, logits.dtype(), L => with_elem!(ROUTE, cx.numerics.activations, A => {
+                reference::moe::route::<L, A>(logits.host()?, experts, top_k, ids, weights);
+                Ok(())
+            }))?;
+        }
+        Arm::Cuda(cuda) => launch::moe::route(cuda, logits, cx.numerics.activations, &mut ids, &mut weights)?,
+        Arm::Plan => {}
     }
     Ok(Routing { ids, weights })
 }
@@ -274,21 +307,32 @@ pub fn experts(cx: &Cx, x: &Tensor, routing: &Routing, w: &Experts, inter: usize
     let inputs = Inputs::of(cx, w);
     let tactic = tactic(cx.device.spec(), tokens, dims, act, inputs);
     let mut out = cx.activation(EXPERTS, "out", &[tokens, hidden])?;
-    let _workspace =
+    let workspace =
         cx.workspace(EXPERTS, tactic.workspace, |limits| upper_bound(cx.device.spec(), limits, dims, act, inputs))?;
     let expert_bytes = (w.gate_up.bytes() + w.down.bytes()) / slots as u64;
     let unit = unit(act, w.down.spec().scheme, inputs.x[0]);
     cx.note(EXPERTS, cost(tokens, dims, act, expert_bytes, unit));
-    if let Arm::Cpu(_) = cx.device.arm() {
-        let routed = reference::moe::Routed {
-            ids: routing.ids.host()?,
-            weights: routing.weights.host()?,
-            slots: w.slots.host()?,
-        };
-        let weights = reference::moe::Weights::of(w, inputs, dims, slots)?;
-        with_elem!(EXPERTS, act, A => {
-            reference::moe::experts(x.host::<A>()?, routed, &weights, dims, tactic.block_tokens, out.host_mut()?)
-        })?;
+    match cx.device.arm() {
+        Arm::Cpu(_) => {
+            let routed = reference::moe::Routed {
+                ids: routing.ids.host()?,
+                weights: routing.weights.host()?,
+                slots: w.slots.host()?,
+            };
+            let weights = reference::moe::Weights::of(w, inputs, dims, slots)?;
+            with_elem!(EXPERTS, act, A => {
+                reference::moe::experts(x.host::<A>()?, routed, &weights, dims, tactic.block_tokens, out.host_mut()?)
+            })?;
+        }
+        Arm::Cuda(cuda) => {
+            let batch_invariant = cx.numerics.batch_invariant;
+            let call =
+                launch::moe::Call { spec: cx.device.spec(), x, routing, w, inputs, dims, slots, batch_invariant };
+            if let Some(workspace) = &workspace {
+                launch::moe::experts(cuda, &call, tactic.block_tokens, workspace, &mut out)?;
+            }
+        }
+        Arm::Plan => {}
     }
     Ok(out)
 }
@@ -347,6 +391,7 @@ pub fn combine_shared(cx: &Cx, out: &mut Tensor, shared: &Tensor, gate: &Tensor)
             reference::moe::combine_shared::<A>(out.host_mut()?, shared.host()?, gate.host()?, hidden);
             Ok(())
         }),
+        Arm::Cuda(cuda) => launch::moe::combine_shared(cuda, out, shared, gate),
         Arm::Plan => Ok(()),
     }
 }
