@@ -7,6 +7,7 @@
 pub mod row;
 
 use std::borrow::Borrow;
+use std::ops::Range;
 
 pub use row::{LIST_STEP, MAX_BIASES, MAX_LOGPROBS, SampleRow};
 
@@ -14,7 +15,7 @@ use crate::device::{Arm, DeviceSpec};
 use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::ops::cost::{Cost, Unit};
-use crate::ops::{Cx, Limits, reference, with_elem};
+use crate::ops::{Cx, Limits, launch, reference, with_elem};
 use crate::tensor::Tensor;
 
 const SAMPLE: &str = "sample";
@@ -25,16 +26,19 @@ pub const MAX_VOCAB: usize = 1 << 22;
 
 /// Bytes of one row's parameters on the device: sixteen 32-bit words.
 const PARAM_BYTES: u64 = 64;
-/// Bytes of one edit on the device: id, count, bias, and the value to put back.
+/// Bytes of one edit on the device: id, count, bias, and whether it is seen.
 const EDIT_BYTES: u64 = 16;
 /// Edits of the rows taken together, unless one row alone has more: 4 MiB.
 const GROUP_EDITS: usize = 1 << 18;
-/// A multi-block selection keeps, per row, a histogram of counts (4 B) and masses (8 B) by the leading 11 bits...
-const HISTOGRAM_BYTES: u64 = 2048 * (4 + 8);
+/// A device keeps, per row, what its parts tell each other: sums and maxima, then a histogram of counts (4 B) and masses
+/// (8 B), then a list...
+const ROW_BYTES: u64 = 2048 * (4 + 8);
 /// ... and one partial result per part of the row.
 const PARTIAL_BYTES: u64 = 16;
 /// Most parts of a row.
 const MAX_SPLITS: u32 = 64;
+/// Blocks that a multiprocessor runs side by side.
+const BLOCKS_PER_SM: u32 = 3;
 
 /// A change to one lane of a row before anything else is looked at.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -54,7 +58,7 @@ pub struct Edit {
 pub struct Tactic {
     /// Parts of a row that are scanned side by side.
     pub splits: u32,
-    /// Bytes of workspace: each row's histogram and the partial results of its parts.
+    /// Bytes of workspace: what each row keeps and the partial results of its parts.
     pub workspace: u64,
 }
 
@@ -95,7 +99,7 @@ pub struct Token {
 #[derive(Debug)]
 pub struct Logprobs {
     /// f32 `[n]`; -inf where the target's own logit is not finite or its id is not decodable, NaN where the row is not
-    /// valid.
+    /// valid (and, on a card, where the target is no id of the vocabulary).
     pub targets: Tensor,
     /// 1 where the row has a finite logit, else 0: u8 `[n]`.
     pub valid: Tensor,
@@ -134,19 +138,19 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// Enough parts for two blocks on each multiprocessor.
+/// As many parts as run side by side, the same for each row.
 pub fn tactic(spec: &DeviceSpec, rows: usize) -> Tactic {
-    let splits = (2 * spec.sms).div_ceil(rows.max(1) as u32).clamp(1, MAX_SPLITS);
-    let workspace = rows as u64 * (HISTOGRAM_BYTES + u64::from(splits) * PARTIAL_BYTES);
+    let splits = (BLOCKS_PER_SM * spec.sms / rows.max(1) as u32).clamp(1, MAX_SPLITS);
+    let workspace = rows as u64 * (ROW_BYTES + u64::from(splits) * PARTIAL_BYTES);
     Tactic { splits, workspace }
 }
 
-/// The most workspace of up to `limits.batch` rows: they have at most [`MAX_SPLITS`] parts each, and together at most
-/// one more than `2 sms` for each row (the division rounds up).
+/// The most workspace of up to `limits.batch` rows: they have at most [`MAX_SPLITS`] parts each, and together as many as
+/// run side by side or one each.
 pub fn upper_bound(spec: &DeviceSpec, limits: Limits) -> u64 {
     let rows = limits.batch as u64;
-    let parts = (u64::from(MAX_SPLITS) * rows).min(2 * u64::from(spec.sms) + rows);
-    rows * HISTOGRAM_BYTES + parts * PARTIAL_BYTES
+    let parts = (u64::from(MAX_SPLITS) * rows).min(u64::from(BLOCKS_PER_SM * spec.sms).max(rows));
+    rows * ROW_BYTES + parts * PARTIAL_BYTES
 }
 
 /// The most bytes of edit lists of up to `limits.batch` rows. Rows are taken in groups whose edits fit
@@ -199,14 +203,19 @@ pub fn edits(row: &SampleRow, vocab: usize) -> Result<Vec<Edit>> {
     Ok(list)
 }
 
-/// The most edits any group of consecutive rows has.
-fn largest_group(counts: impl Iterator<Item = usize>) -> usize {
-    let (mut largest, mut group) = (0, 0);
-    for count in counts {
-        group = if group + count > GROUP_EDITS { count } else { group + count };
-        largest = largest.max(group);
+/// Consecutive rows whose edits are on the device together, given each row's places.
+fn groups(places: &[usize]) -> Vec<Range<usize>> {
+    let mut groups = Vec::new();
+    let (mut first, mut held) = (0, 0);
+    for (i, &count) in places.iter().enumerate() {
+        if i > first && held + count > GROUP_EDITS {
+            groups.push(first..i);
+            (first, held) = (i, 0);
+        }
+        held += count;
     }
-    largest
+    groups.push(first..places.len());
+    groups
 }
 
 /// Draws a token for each row of `logits` `[n, V]` (f32 or bf16) by the parameters of `rows[i]`; ids from `decodable`
@@ -227,45 +236,58 @@ pub fn sample<R: Borrow<SampleRow>>(cx: &Cx, logits: &Tensor, rows: &[R], decoda
     if rows.len() != n {
         return Err(Error::shape(SAMPLE, format!("{n} rows of logits, {} rows of parameters", rows.len())));
     }
+    let rows: Vec<&SampleRow> = rows.iter().map(Borrow::borrow).collect();
     let mut lists = Vec::with_capacity(n);
-    for row in rows {
-        row.borrow().check(decodable)?;
-        lists.push(edits(row.borrow(), vocab)?);
+    for row in &rows {
+        row.check(decodable)?;
+        lists.push(edits(row, vocab)?);
     }
-    let places = largest_group(rows.iter().map(|r| r.borrow().edits()));
-    let edit_bytes = places as u64 * EDIT_BYTES;
+    let places: Vec<usize> = rows.iter().map(|r| r.edits()).collect();
+    let groups = groups(&places);
+    let largest = groups.iter().map(|group| places[group.clone()].iter().sum::<usize>()).max().unwrap_or(0);
+    let edit_bytes = largest as u64 * EDIT_BYTES;
     let edit_bytes = cx.bound.map_or(edit_bytes, |limits| edits_upper_bound(limits).max(edit_bytes));
-    let asked = rows.iter().map(|r| r.borrow().logprobs as usize).max().unwrap_or(0);
-    let asked = if cx.bound.is_some() { MAX_LOGPROBS } else { asked };
+    let asked = rows.iter().map(|r| r.logprobs as usize).max().unwrap_or(0);
+    let width = if cx.bound.is_some() { MAX_LOGPROBS } else { asked };
 
-    let mut tokens = cx.alloc(SAMPLE, "tokens", DType::I32, &[n])?;
-    let mut valid = cx.alloc(SAMPLE, "valid", DType::U8, &[n])?;
-    let mut logprobs = cx.alloc(SAMPLE, "logprobs", DType::F32, &[n])?;
-    let mut top = TopLogprobs::alloc(cx, SAMPLE, n, asked)?;
-    let _params = cx.alloc(SAMPLE, "params", DType::U8, &[n, PARAM_BYTES as usize])?;
-    let _edits = (edit_bytes > 0).then(|| cx.alloc(SAMPLE, "edits", DType::U8, &[edit_bytes as usize])).transpose()?;
+    let tokens = cx.alloc(SAMPLE, "tokens", DType::I32, &[n])?;
+    let valid = cx.alloc(SAMPLE, "valid", DType::U8, &[n])?;
+    let logprobs = cx.alloc(SAMPLE, "logprobs", DType::F32, &[n])?;
+    let top = TopLogprobs::alloc(cx, SAMPLE, n, width)?;
+    let mut out = Sampled { tokens, valid, logprobs, top };
+    let params = cx.alloc(SAMPLE, "params", DType::U8, &[n, PARAM_BYTES as usize])?;
+    let edits = (edit_bytes > 0).then(|| cx.alloc(SAMPLE, "edits", DType::U8, &[edit_bytes as usize])).transpose()?;
     let spec = cx.device.spec();
-    let _workspace = cx.workspace(SAMPLE, tactic(spec, n).workspace, |limits| upper_bound(spec, limits))?;
+    let tactic = tactic(spec, n);
+    let workspace = cx.workspace(SAMPLE, tactic.workspace, |limits| upper_bound(spec, limits))?;
     cx.note(SAMPLE, cost(n, vocab, logits.dtype()));
-    if let Arm::Cpu(_) = cx.device.arm() {
-        let drawn: Vec<_> = with_elem!(SAMPLE, logits.dtype(), L => {
-            let params: Vec<&SampleRow> = rows.iter().map(Borrow::borrow).collect();
-            Ok(reference::sampler::sample::<L>(logits.host()?, vocab, decodable, &params, &lists))
-        })?;
-        for (i, row) in drawn.iter().enumerate() {
-            tokens.host_mut::<i32>()?[i] = row.token.map_or(-1, |(id, _)| id as i32);
-            valid.host_mut::<u8>()?[i] = u8::from(row.token.is_some());
-            logprobs.host_mut::<f32>()?[i] = row.token.map_or(f32::NAN, |(_, logprob)| logprob);
-            if let Some(top) = &mut top {
-                top.put(i, &row.top)?;
+    match cx.device.arm() {
+        Arm::Cpu(_) => {
+            let drawn: Vec<_> = with_elem!(SAMPLE, logits.dtype(), L => {
+                Ok(reference::sampler::sample::<L>(logits.host()?, vocab, decodable, &rows, &lists))
+            })?;
+            for (i, row) in drawn.iter().enumerate() {
+                out.tokens.host_mut::<i32>()?[i] = row.token.map_or(-1, |(id, _)| id as i32);
+                out.valid.host_mut::<u8>()?[i] = u8::from(row.token.is_some());
+                out.logprobs.host_mut::<f32>()?[i] = row.token.map_or(f32::NAN, |(_, logprob)| logprob);
+                if let Some(top) = &mut out.top {
+                    top.put(i, &row.top)?;
+                }
             }
         }
+        Arm::Cuda(cuda) => {
+            let scratch = launch::sampler::Scratch { params, edits, workspace, splits: tactic.splits };
+            let rows = launch::sampler::Rows { params: &rows, lists: &lists, groups: &groups };
+            launch::sampler::sample(cuda, logits, decodable, &rows, scratch, &mut out)?;
+        }
+        Arm::Plan => {}
     }
-    Ok(Sampled { tokens, valid, logprobs, top })
+    Ok(out)
 }
 
 /// Log-softmax of the raw logits `[n, V]` (f32 or bf16) at `targets` (i32 `[n]`), and the `top_n` most likely tokens.
-/// The distribution is over the finite lanes of the decodable ids. A target outside 0..V is an error that names it.
+/// The distribution is over the finite lanes of the decodable ids. A target outside 0..V is an error that names it; a card,
+/// which cannot refuse it, gives NaN.
 pub fn logprobs(cx: &Cx, logits: &Tensor, targets: &Tensor, top_n: usize, decodable: usize) -> Result<Logprobs> {
     check_logits(LOGPROBS, logits, decodable)?;
     let (n, vocab) = (logits.rows(), logits.cols());
@@ -278,27 +300,34 @@ pub fn logprobs(cx: &Cx, logits: &Tensor, targets: &Tensor, top_n: usize, decoda
     if top_n > MAX_LOGPROBS {
         return Err(Error::shape(LOGPROBS, format!("{top_n} most likely tokens, at most {MAX_LOGPROBS}")));
     }
-    let mut out = cx.alloc(LOGPROBS, "targets", DType::F32, &[n])?;
-    let mut valid = cx.alloc(LOGPROBS, "valid", DType::U8, &[n])?;
-    let mut top = TopLogprobs::alloc(cx, LOGPROBS, n, if cx.bound.is_some() { MAX_LOGPROBS } else { top_n })?;
+    let width = if cx.bound.is_some() { MAX_LOGPROBS } else { top_n };
+    let mut out = Logprobs {
+        targets: cx.alloc(LOGPROBS, "targets", DType::F32, &[n])?,
+        valid: cx.alloc(LOGPROBS, "valid", DType::U8, &[n])?,
+        top: TopLogprobs::alloc(cx, LOGPROBS, n, width)?,
+    };
     cx.note(LOGPROBS, cost(n, vocab, logits.dtype()));
-    if let Arm::Cpu(_) = cx.device.arm() {
-        let targets = targets.host::<i32>()?;
-        if let Some((i, t)) = targets.iter().enumerate().find(|(_, t)| **t < 0 || **t as usize >= vocab) {
-            return Err(Error::shape(LOGPROBS, format!("target {t} of row {i}, the vocabulary has {vocab}")));
-        }
-        let rows = with_elem!(LOGPROBS, logits.dtype(), L => {
-            Ok(reference::sampler::logprobs::<L>(logits.host()?, vocab, decodable, targets, top_n))
-        })?;
-        for (i, row) in rows.iter().enumerate() {
-            out.host_mut::<f32>()?[i] = row.target.unwrap_or(f32::NAN);
-            valid.host_mut::<u8>()?[i] = u8::from(row.target.is_some());
-            if let Some(top) = &mut top {
-                top.put(i, &row.top)?;
+    match cx.device.arm() {
+        Arm::Cpu(_) => {
+            let targets = targets.host::<i32>()?;
+            if let Some((i, t)) = targets.iter().enumerate().find(|(_, t)| **t < 0 || **t as usize >= vocab) {
+                return Err(Error::shape(LOGPROBS, format!("target {t} of row {i}, the vocabulary has {vocab}")));
+            }
+            let rows = with_elem!(LOGPROBS, logits.dtype(), L => {
+                Ok(reference::sampler::logprobs::<L>(logits.host()?, vocab, decodable, targets, top_n))
+            })?;
+            for (i, row) in rows.iter().enumerate() {
+                out.targets.host_mut::<f32>()?[i] = row.target.unwrap_or(f32::NAN);
+                out.valid.host_mut::<u8>()?[i] = u8::from(row.target.is_some());
+                if let Some(top) = &mut out.top {
+                    top.put(i, &row.top)?;
+                }
             }
         }
+        Arm::Cuda(cuda) => launch::sampler::logprobs(cuda, logits, targets, top_n, decodable, &mut out)?,
+        Arm::Plan => {}
     }
-    Ok(Logprobs { targets: out, valid, top })
+    Ok(out)
 }
 
 fn check_logits(op: &'static str, logits: &Tensor, decodable: usize) -> Result<()> {
@@ -336,21 +365,32 @@ impl TopLogprobs {
     /// Row `row` as pairs (id, log-probability), read back.
     pub fn row(&self, row: usize) -> Result<Vec<(u32, f32)>> {
         let m = self.ids.cols();
-        let ids = &self.ids.host::<i32>()?[row * m..][..m];
-        let logprobs = &self.logprobs.host::<f32>()?[row * m..][..m];
-        Ok(ids.iter().zip(logprobs).take_while(|(id, _)| **id >= 0).map(|(&id, &l)| (id as u32, l)).collect())
+        Ok(pairs(&self.ids.read_range(row * m, m)?, &self.logprobs.read_range(row * m, m)?))
     }
+
+    /// Every row as pairs (id, log-probability), read back in one piece.
+    pub fn read(&self) -> Result<Vec<Vec<(u32, f32)>>> {
+        let m = self.ids.cols();
+        let (ids, logprobs) = (self.ids.read::<i32>()?, self.logprobs.read::<f32>()?);
+        Ok(ids.chunks(m).zip(logprobs.chunks(m)).map(|(ids, logprobs)| pairs(ids, logprobs)).collect())
+    }
+}
+
+/// One row's most likely tokens, up to the first place without one.
+fn pairs(ids: &[i32], logprobs: &[f32]) -> Vec<(u32, f32)> {
+    ids.iter().zip(logprobs).take_while(|(id, _)| **id >= 0).map(|(&id, &l)| (id as u32, l)).collect()
 }
 
 impl Sampled {
     /// Every row, read back; `None` where the row is not valid. [`Error::NoData`] on the plan device.
     pub fn read(&self) -> Result<Vec<Option<Token>>> {
-        let (tokens, logprobs) = (self.tokens.host::<i32>()?, self.logprobs.host::<f32>()?);
-        let mut rows = Vec::with_capacity(tokens.len());
-        for (i, &valid) in self.valid.host::<u8>()?.iter().enumerate() {
-            let top = self.top.as_ref().map_or(Ok(Vec::new()), |top| top.row(i))?;
-            rows.push((valid != 0).then(|| Token { id: tokens[i] as u32, logprob: logprobs[i], top }));
-        }
-        Ok(rows)
+        let (tokens, logprobs) = (self.tokens.read::<i32>()?, self.logprobs.read::<f32>()?);
+        let mut top = self.top.as_ref().map(TopLogprobs::read).transpose()?.unwrap_or_default().into_iter();
+        let rows = self.valid.read::<u8>()?.into_iter().zip(tokens).zip(logprobs);
+        let rows = rows.map(|((valid, id), logprob)| {
+            let top = top.next().unwrap_or_default();
+            (valid != 0).then_some(Token { id: id as u32, logprob, top })
+        });
+        Ok(rows.collect())
     }
 }
