@@ -10,6 +10,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
+
 use super::account::{Account, Entry, Found, Module, Skipped, account, k_scale, settle_tie};
 use super::config::{self, CONFIG_LIMIT};
 use super::folder::{self, Weights};
@@ -162,7 +164,7 @@ impl Checkpoint {
         }
         let at = entry.offset + (rows.start * row_bytes) as u64;
         let (file, path) = (&self.files[entry.file], &self.paths[entry.file]);
-        file.read_exact_at(out, at).map_err(|e| match e.kind() {
+        read_exact(file, out, at).map_err(|e| match e.kind() {
             ErrorKind::UnexpectedEof => {
                 let now = file.metadata().map_or(0, |m| m.len());
                 let what = format!(
@@ -340,6 +342,17 @@ fn read_header(path: &Path, file: &File) -> Result<(Header, Vec<u8>)> {
     file.read_exact_at(&mut bytes, 0).map_err(Error::io(path))?;
     let header = header::parse(path, &bytes, len)?;
     Ok((header, bytes))
+}
+
+/// Fills `out` from byte `at` of a file, large ranges by several threads: one does not reach what a fast disk gives.
+fn read_exact(file: &File, out: &mut [u8], at: u64) -> std::io::Result<()> {
+    /// Bytes of one thread's read.
+    const PIECE: usize = 1 << 20;
+    if out.len() <= PIECE {
+        return file.read_exact_at(out, at);
+    }
+    let pieces = out.par_chunks_mut(PIECE).enumerate();
+    pieces.map(|(i, piece)| file.read_exact_at(piece, at + (i * PIECE) as u64)).collect()
 }
 
 /// FNV-1a of 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>), each piece preceded by its length.

@@ -173,11 +173,14 @@ fn read(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, na
         let end = (start + block).min(disk_rows);
         let bytes = &mut staging[..(end - start) * row_bytes];
         checkpoint.read(name, start..end, bytes)?;
-        let at = first * cols + start * row_elements;
+        let at = (first * cols + start * row_elements) as u64 * dst.dtype().bytes();
         let count = (end - start) * row_elements;
         match dst.dtype() {
-            DType::F32 => convert(bytes, on_disk, &mut dst.host_mut::<f32>()?[at..at + count], |v| v),
-            DType::Bf16 => convert(bytes, on_disk, &mut dst.host_mut::<bf16>()?[at..at + count], bf16::from_f32),
+            DType::F32 => put::<4>(dst, at, count, |out| convert(bytes, on_disk, out, f32::to_le_bytes))?,
+            DType::Bf16 => {
+                let store = |v| bf16::from_f32(v).to_le_bytes();
+                put::<2>(dst, at, count, |out| convert(bytes, on_disk, out, store))?;
+            }
             other => return Err(Error::shape("load", format!("{name}: into {other}, must be f32 or bf16"))),
         }
         start = end;
@@ -185,8 +188,16 @@ fn read(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, na
     Ok(())
 }
 
+/// Has `fill` write `count` elements of N bytes from byte `at` of a tensor on.
+fn put<const N: usize>(dst: &mut Tensor, at: u64, count: usize, fill: impl FnOnce(&mut [[u8; N]])) -> Result<()> {
+    dst.buffer_mut().write_with(at, count * N, |bytes| {
+        fill(bytes.as_chunks_mut::<N>().0);
+        Ok(())
+    })
+}
+
 /// Little-endian bf16 or f32 to `out`; bf16 to bf16 and f32 to f32 are exact, f32 to bf16 rounds to nearest even.
-fn convert<T>(bytes: &[u8], from: DType, out: &mut [T], store: impl Fn(f32) -> T) {
+fn convert<const N: usize>(bytes: &[u8], from: DType, out: &mut [[u8; N]], store: impl Fn(f32) -> [u8; N]) {
     if from == DType::Bf16 {
         for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
             *o = store(f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16));
@@ -246,7 +257,7 @@ fn scales(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, 
             if dst.buffer().device().has_data() {
                 let at = first * across;
                 let values = checkpoint.block_scales(module)?;
-                dst.host_mut::<f32>()?[at..at + values.len()].copy_from_slice(&values);
+                dst.write(at, &values)?;
             }
             Ok(())
         }
@@ -269,11 +280,11 @@ fn by_blocks(
     }
     let cols = dst.cols();
     let block = (STAGING_BYTES / cols.max(1)).max(1);
-    let bytes = dst.host_mut::<u8>()?;
     let mut start = 0;
     while start < rows {
         let end = (start + block).min(rows);
-        read(start..end, &mut bytes[(first + start) * cols..(first + end) * cols])?;
+        let at = ((first + start) * cols) as u64;
+        dst.buffer_mut().write_with(at, (end - start) * cols, |bytes| read(start..end, bytes))?;
         start = end;
     }
     Ok(())

@@ -28,8 +28,15 @@ pub fn state_bytes(decls: &[StateDecl], scope: StateScope, units: u64) -> u64 {
         .sum()
 }
 
-/// Allocates the state tensors at the persistent end, a layer's pair after the other's.
-pub fn allocate(device: &Arc<Device>, decls: &[StateDecl], pages: usize, slots: usize) -> Result<Vec<LayerState>> {
+/// Allocates the state tensors at the persistent end, a layer's pair after the other's. `scales` are each layer's of K and V,
+/// for pages of codes.
+pub fn allocate(
+    device: &Arc<Device>,
+    decls: &[StateDecl],
+    scales: &[(f32, f32)],
+    pages: usize,
+    slots: usize,
+) -> Result<Vec<LayerState>> {
     let tensor = |decl: &StateDecl| -> Result<Tensor> {
         let units = if decl.scope == StateScope::PerToken { pages } else { slots };
         let shape = decl.tensor_shape(units);
@@ -40,9 +47,12 @@ pub fn allocate(device: &Arc<Device>, decls: &[StateDecl], pages: usize, slots: 
         .as_chunks::<2>()
         .0
         .iter()
-        .map(|[a, b]| {
+        .zip(scales)
+        .map(|([a, b], &(k_scale, v_scale))| {
             Ok(match a.scope {
-                StateScope::PerToken => LayerState::Attention(KvPages { k: tensor(a)?, v: tensor(b)? }),
+                StateScope::PerToken => {
+                    LayerState::Attention(KvPages { k: tensor(a)?, v: tensor(b)?, k_scale, v_scale })
+                }
                 StateScope::PerSequence => LayerState::Gdn { conv: tensor(a)?, recurrent: tensor(b)? },
             })
         })

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::checkpoint::Source;
-use crate::device::{Arm, Device, DeviceSpec};
+use crate::device::{Arch, Arm, Device, DeviceSpec};
 use crate::engine::cache::Free;
 use crate::engine::fault::Fault;
 use crate::engine::request::{Finish, Logits, Record, Request, RequestId};
@@ -16,6 +16,7 @@ use crate::engine::sizing::{self, KvBudget, Sizing};
 use crate::error::{Error, Result, mib};
 use crate::mem::Report;
 use crate::model::Probe;
+use crate::num::philox;
 use crate::ops::batch::{PAGE_TOKENS, Placement};
 use crate::ops::cost::Metered;
 use crate::ops::{Limits, Numerics, Span};
@@ -38,6 +39,8 @@ pub struct Options {
     pub policy: Policy,
     /// Seeds what primes a request's depth.
     pub seed: u64,
+    /// Whether decode steps on a card run as captured graphs.
+    pub graphs: bool,
     /// A known regression, if this engine is to have one.
     pub fault: Option<Fault>,
 }
@@ -140,6 +143,7 @@ impl Engine {
         within_host_memory(device, &sizing)?;
         let mut runner = Runner::load(device, &source, options.numerics, progress)?;
         runner.allocate(options.limits, sizing.pages as usize, sizing.slots as usize)?;
+        runner.set_graphs(options.graphs);
         let twin = if device.has_data() { Some(twin(&runner, &source, options, &sizing)?) } else { None };
         let free = Free::new(sizing.pages as usize, sizing.slots as usize);
         Ok(Engine {
@@ -175,6 +179,7 @@ impl Engine {
         }
         self.free = Free::new(sizing.pages as usize, sizing.slots as usize);
         self.proven.clear();
+        self.runner.set_graphs(options.graphs);
         self.options = options;
         self.sizing = sizing;
         Ok(())
@@ -188,6 +193,11 @@ impl Engine {
     /// What the engine was built with.
     pub fn options(&self) -> &Options {
         &self.options
+    }
+
+    /// Whether each step's distinct experts are counted: see [`Runner::count_experts`].
+    pub fn count_experts(&mut self, count: bool) {
+        self.runner.count_experts(count);
     }
 
     /// The model and its device.
@@ -450,6 +460,9 @@ impl Engine {
                 }
             }
         }
+        if plan.decodes == plan.spans.len() && self.runner.device().spec().arch != Arch::Host {
+            plan.pad(schedule::bucket(plan.decodes, self.options.limits.batch));
+        }
         plan
     }
 
@@ -513,7 +526,10 @@ impl Engine {
                 }
                 match sampled.next().flatten() {
                     Some(choice) => {
-                        sequence.tokens.push(choice.id);
+                        let generated = sequence.generated() as u32;
+                        let vocabulary = self.source.geometry().decodable;
+                        let fed = sequence.request.feed.map(|seed| fed(seed, generated, vocabulary));
+                        sequence.tokens.push(fed.unwrap_or(choice.id));
                         if sequence.request.sampling.penalises() {
                             count(&mut sequence.counts, choice.id);
                         }
@@ -593,6 +609,12 @@ fn twin(runner: &Runner, source: &Source, options: Options, sizing: &Sizing) -> 
     let mut twin = Runner::load(&device, source, options.numerics, &mut |_, _| {})?;
     twin.allocate(options.limits, sizing.pages as usize, sizing.slots as usize)?;
     Ok(twin)
+}
+
+/// The random id fed back as a sequence's token `index`.
+fn fed(seed: u64, index: u32, vocabulary: usize) -> u32 {
+    let key = philox::stream_key(seed, "feed");
+    ((u64::from(philox::philox4x32(key, [index, 0, 0, 0])[0]) * vocabulary as u64) >> 32) as u32
 }
 
 /// The distinct ids of a prompt in ascending order, where anything looks at them.

@@ -15,6 +15,9 @@ pub struct Request {
     pub depth: usize,
     /// Tokens to generate at most; cut to what the context and the KV pool can hold.
     pub max_tokens: usize,
+    /// Seeds what is fed back in place of the sampled tokens: random ids, so that a model without trained weights does not
+    /// settle on one token (or, with experts, on few of them). What was sampled is still reported.
+    pub feed: Option<u64>,
     /// How to sample. `step`, `prompt_ids` and `output_counts` are the engine's to fill.
     pub sampling: SampleRow,
     /// Ids that end the sequence (the model's own unless `ignore_eos`).
@@ -46,6 +49,7 @@ impl Request {
             prompt,
             depth: 0,
             max_tokens,
+            feed: None,
             sampling: SampleRow::default(),
             stop: Vec::new(),
             ignore_eos: true,

@@ -1,10 +1,12 @@
 //! A model with its pools on one device, running one described step at a time. The engine drives one on the device and
 //! its twin on the plan device; sizing drives one on a slab without end.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::checkpoint::Source;
 use crate::device::Device;
+use crate::device::cuda::{Cuda, Graph, Mode};
 use crate::engine::cache;
 use crate::engine::fault::Fault;
 use crate::error::{Error, Result};
@@ -13,8 +15,10 @@ use crate::model::{LayerState, Model, Probe};
 use crate::num::{DType, bf16};
 use crate::ops::batch::Placement;
 use crate::ops::cost::Metered;
+use crate::ops::fill::Primed;
+use crate::ops::kv_write::KvPages;
 use crate::ops::sampler::{self, SampleRow};
-use crate::ops::{Batch, Cx, Limits, Meter, Numerics, Span, StepInputs, fill};
+use crate::ops::{Batch, Cx, Limits, Meter, Numerics, RouteLog, Span, StepInputs, fill};
 use crate::tensor::Tensor;
 
 /// Rows of logits computed at once where every row of a prompt is wanted.
@@ -59,6 +63,25 @@ pub struct StepPlan {
     pub prompts: Vec<PromptRows>,
 }
 
+impl StepPlan {
+    /// Adds inert decode rows until there are `rows`: they keep no state, write the reserved KV page, and their tokens mean
+    /// nothing.
+    pub(super) fn pad(&mut self, rows: usize) {
+        for start in self.tokens.len()..rows {
+            self.spans.push(Span { start, len: 1, context: 0 });
+            self.places.push(Placement { slot_in: -1, slot_out: -1, pages: vec![cache::PADDING] });
+            self.tokens.push(0);
+            self.decodes += 1;
+            self.samples.push(SampledRow { row: start as i32, params: SampleRow::default(), logits: false });
+        }
+    }
+
+    /// Whether every row continues a sequence and is sampled, so that a captured graph can run the step.
+    fn is_decode(&self) -> bool {
+        self.decodes == self.spans.len() && self.samples.len() == self.decodes && self.prompts.is_empty()
+    }
+}
+
 /// What a step computed and what it took.
 #[derive(Debug, Default)]
 pub struct StepResult {
@@ -90,12 +113,26 @@ pub struct Runner {
     model: Model,
     meter: Meter,
     pools: Option<Pools>,
+    /// Whether decode steps on a card run as captured graphs.
+    graphs: bool,
+    /// Where routers' choices are written down; steps then run without graphs.
+    routes: Option<RouteLog>,
 }
 
 #[derive(Debug)]
 struct Pools {
+    /// By decode rows. Graphs hold addresses of the pools below, so they go first.
+    captured: HashMap<usize, Captured>,
     state: Vec<LayerState>,
     inputs: StepInputs,
+}
+
+/// A decode step's launches from the embedding to the logits.
+#[derive(Debug)]
+struct Captured {
+    graph: Graph,
+    /// Where the logits are: a later step of as many rows must find them there.
+    logits: u64,
 }
 
 impl Runner {
@@ -107,7 +144,23 @@ impl Runner {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Runner> {
         let model = Model::load(device, source, numerics, progress)?;
-        Ok(Runner { device: Arc::clone(device), model, meter: Meter::default(), pools: None })
+        let meter = Meter::default();
+        Ok(Runner { device: Arc::clone(device), model, meter, pools: None, graphs: true, routes: None })
+    }
+
+    /// Whether decode steps on a card run as captured graphs. They do unless told otherwise.
+    pub fn set_graphs(&mut self, graphs: bool) {
+        self.graphs = graphs;
+    }
+
+    /// Whether each step's distinct experts are counted; such steps are not captured and wait for every router.
+    pub fn count_experts(&mut self, count: bool) {
+        self.routes = count.then(RouteLog::default);
+    }
+
+    /// Distinct experts of each MoE layer in every step since this was last asked, layer after layer, step after step.
+    pub fn take_experts(&self) -> Vec<usize> {
+        self.routes.as_ref().map(RouteLog::take).unwrap_or_default()
     }
 
     /// The device.
@@ -126,9 +179,9 @@ impl Runner {
         self.pools = None;
         // The last step's peak is kept free until the next begins; pools may take it.
         self.device.begin_step();
-        let state = cache::allocate(&self.device, &self.model.state(), pages, slots)?;
+        let state = cache::allocate(&self.device, &self.model.state(), self.model.kv_scales(), pages, slots)?;
         let inputs = StepInputs::new(&self.device, limits)?;
-        self.pools = Some(Pools { state, inputs });
+        self.pools = Some(Pools { captured: HashMap::new(), state, inputs });
         Ok(())
     }
 
@@ -145,86 +198,170 @@ impl Runner {
         bound: Option<Limits>,
         probe: Option<Probe>,
     ) -> Result<StepResult> {
-        let Runner { device, model, meter, pools } = self;
+        let Runner { device, model, meter, pools, graphs, routes } = self;
         let Some(pools) = pools else {
             return Err(Error::shape("step", "the pools are not allocated"));
         };
+        let rows: Vec<i32> = step.samples.iter().map(|s| s.row).collect();
+        let decode = step.is_decode() && fault.is_none() && bound.is_none() && probe.is_none() && routes.is_none();
+        let captured = match device.as_cuda().filter(|_| *graphs && decode) {
+            Some(cuda) => Some((cuda, capture(cuda, device, model, meter, pools, step.decodes)?)),
+            None => None,
+        };
         device.begin_step();
         meter.take();
-        let cx = Cx { device, numerics: model.numerics(), layer: Layer::Other, bound, meter };
-        let rows: Vec<i32> = step.samples.iter().map(|s| s.row).collect();
+        let routes = routes.as_ref();
+        let cx = Cx { device, numerics: model.numerics(), layer: Layer::Other, bound, meter, routes };
         pools.inputs.upload(&step.spans, &step.places, &step.tokens, &rows)?;
-        let batch = Batch { spans: &step.spans, decodes: step.decodes, inputs: &pools.inputs };
 
         if fault == Some(Fault::FailedAllocation) {
             cx.alloc("fault", "failed_allocation", DType::U8, &[usize::MAX])?;
         }
-        let x = model.forward(&cx, &batch, &mut pools.state, probe)?;
-        let _extra = match fault {
-            Some(Fault::ExtraBuffer) => Some(cx.activation("fault", "extra_buffer", x.shape())?),
-            _ => None,
-        };
-        let mut result = StepResult::default();
-        if !rows.is_empty() {
-            let head = fault.and_then(Fault::head);
-            let mut logits = model.head(&cx, &x, &pools.inputs.rows, rows.len(), head)?;
-            if fault == Some(Fault::NanLogits) {
-                let cx = &cx.at(Layer::Head);
-                fill::constant(cx, &mut logits, 0..1, f32::NAN)?;
+        if let Some((cuda, logits)) = captured {
+            let Some(Captured { graph, .. }) = pools.captured.get(&step.decodes) else {
+                unreachable!("captured on the lines above")
+            };
+            cuda.replay(graph)?;
+            // The same code again, launching nothing: it counts costs, and its buffers are those the graph wrote.
+            let dry = dry(cuda, || forward(&cx, model, pools, step, None))?;
+            let Forwarded { logits: Some(found), .. } = &dry else { unreachable!("a decode step samples") };
+            if found.buffer().address() != logits {
+                return Err(Error::shape("step", "the logits are not where the captured step left them"));
             }
-            let params: Vec<&SampleRow> = step.samples.iter().map(|s| &s.params).collect();
-            let decodable = model.geometry().decodable;
-            let sampled = sampler::sample(&cx.at(Layer::Sampler), &logits, &params, decodable)?;
-            result.tokens = read(&sampled, params.len(), device.has_data())?;
-            for (i, _) in step.samples.iter().enumerate().filter(|(_, s)| s.logits) {
-                if device.has_data() {
-                    result.logits.push(host_rows(&logits, i, 1)?);
-                }
-            }
+            return finish(&cx, model, step, fault, dry);
         }
-        for prompt in &step.prompts {
-            result.prompts.push(score(&cx, model, &x, prompt)?);
-        }
-        drop(x);
-        result.metered = meter.take();
-        Ok(result)
+        let done = forward(&cx, model, pools, step, Some((fault, probe)))?;
+        finish(&cx, model, step, fault, done)
     }
 
     /// Fills a sequence's state as if `tokens` had been computed: KV pages near-normal, GDN state small. The values
     /// depend on the seed, the layer and the place in the sequence, not on which pages and slot were given.
     pub fn prime(&mut self, pages: &[i32], slot: i32, seed: u64) -> Result<()> {
         const RECURRENT_STD: f32 = 0.05;
-        let Runner { device, model, meter, pools } = self;
+        let Runner { device, model, meter, pools, .. } = self;
         let Some(pools) = pools else {
             return Err(Error::shape("prime", "the pools are not allocated"));
         };
-        let cx = Cx { device, numerics: model.numerics(), layer: Layer::Cache, bound: None, meter };
-        let put = |dst: &mut Tensor, row: i32, name: &str, at: usize, std: f32| {
-            let row = row as usize;
-            let first = (at * dst.cols()) as u64;
-            fill::normal(&cx, dst, row..row + 1, crate::num::philox::stream_key(seed, name), first, 0.0, std)
-        };
+        let cx = Cx { device, numerics: model.numerics(), layer: Layer::Cache, bound: None, meter, routes: None };
+        let key = |layer: usize, what: &str| crate::num::philox::stream_key(seed, &format!("prime.{layer}.{what}"));
+        let slot = [slot];
+        let mut targets = Vec::new();
         for (i, state) in pools.state.iter_mut().enumerate() {
             match state {
-                LayerState::Attention(kv) => {
-                    for (at, &page) in pages.iter().enumerate() {
-                        put(&mut kv.k, page, &format!("prime.{i}.k"), at, 1.0)?;
-                        put(&mut kv.v, page, &format!("prime.{i}.v"), at, 1.0)?;
-                    }
+                LayerState::Attention(KvPages { k, v, k_scale, v_scale }) => {
+                    targets.push(Primed { dst: k, rows: pages, key: key(i, "k"), std: 1.0, scale: *k_scale });
+                    targets.push(Primed { dst: v, rows: pages, key: key(i, "v"), std: 1.0, scale: *v_scale });
                 }
                 LayerState::Gdn { conv, recurrent } => {
-                    put(conv, slot, &format!("prime.{i}.conv"), 0, 1.0)?;
-                    put(recurrent, slot, &format!("prime.{i}.recurrent"), 0, RECURRENT_STD)?;
+                    targets.push(Primed { dst: conv, rows: &slot, key: key(i, "conv"), std: 1.0, scale: 1.0 });
+                    let (key, std) = (key(i, "recurrent"), RECURRENT_STD);
+                    targets.push(Primed { dst: recurrent, rows: &slot, key, std, scale: 1.0 });
                 }
             }
         }
-        Ok(())
+        fill::prime(&cx, &mut targets)
     }
 
     /// What the device's pool has seen since the step began.
     pub fn report(&self) -> Report {
         self.device.report()
     }
+}
+
+/// What is left of a step once its launches are made.
+struct Forwarded {
+    x: Tensor,
+    logits: Option<Tensor>,
+    _extra: Option<Tensor>,
+}
+
+/// The residual of every row, and the logits of the sampled ones.
+fn forward(
+    cx: &Cx,
+    model: &Model,
+    pools: &mut Pools,
+    step: &StepPlan,
+    special: Option<(Option<Fault>, Option<Probe>)>,
+) -> Result<Forwarded> {
+    let (fault, probe) = special.unwrap_or_default();
+    let batch = Batch { spans: &step.spans, decodes: step.decodes, inputs: &pools.inputs };
+    let x = model.forward(cx, &batch, &mut pools.state, probe)?;
+    let extra = match fault {
+        Some(Fault::ExtraBuffer) => Some(cx.activation("fault", "extra_buffer", x.shape())?),
+        _ => None,
+    };
+    let logits = match step.samples.len() {
+        0 => None,
+        n => Some(model.head(cx, &x, &pools.inputs.rows, n, fault.and_then(Fault::head))?),
+    };
+    Ok(Forwarded { x, logits, _extra: extra })
+}
+
+/// Draws from the logits and scores prompts.
+fn finish(cx: &Cx, model: &Model, step: &StepPlan, fault: Option<Fault>, done: Forwarded) -> Result<StepResult> {
+    let Forwarded { x, logits, _extra } = done;
+    let mut result = StepResult::default();
+    if let Some(mut logits) = logits {
+        if fault == Some(Fault::NanLogits) {
+            fill::constant(&cx.at(Layer::Head), &mut logits, 0..1, f32::NAN)?;
+        }
+        let params: Vec<&SampleRow> = step.samples.iter().map(|s| &s.params).collect();
+        let decodable = model.geometry().decodable;
+        let sampled = sampler::sample(&cx.at(Layer::Sampler), &logits, &params, decodable)?;
+        result.tokens = read(&sampled, params.len(), cx.device.has_data())?;
+        for (i, _) in step.samples.iter().enumerate().filter(|(_, s)| s.logits) {
+            if cx.device.has_data() {
+                result.logits.push(host_rows(&logits, i, 1)?);
+            }
+        }
+    }
+    for prompt in &step.prompts {
+        result.prompts.push(score(cx, model, &x, prompt)?);
+    }
+    drop(x);
+    result.metered = cx.meter.take();
+    Ok(result)
+}
+
+/// Runs `body` without launching anything.
+fn dry<R>(cuda: &Cuda, body: impl FnOnce() -> Result<R>) -> Result<R> {
+    let before = cuda.set_mode(Mode::Dry);
+    let result = body();
+    cuda.set_mode(before);
+    result
+}
+
+/// Captures a decode step of `rows` rows, once: run on inert rows first, so that kernels are loaded and products planned,
+/// then recorded. Gives where it leaves the logits.
+fn capture(
+    cuda: &Cuda,
+    device: &Arc<Device>,
+    model: &Model,
+    meter: &Meter,
+    pools: &mut Pools,
+    rows: usize,
+) -> Result<u64> {
+    if let Some(captured) = pools.captured.get(&rows) {
+        return Ok(captured.logits);
+    }
+    let mut step = StepPlan::default();
+    step.pad(rows);
+    let cx = Cx { device, numerics: model.numerics(), layer: Layer::Other, bound: None, meter, routes: None };
+    let sampled: Vec<i32> = (0..rows as i32).collect();
+    device.begin_step();
+    pools.inputs.upload(&step.spans, &step.places, &step.tokens, &sampled)?;
+    let done = forward(&cx, model, pools, &step, None)?;
+    finish(&cx, model, &step, None, done)?;
+    cuda.synchronize()?;
+    device.begin_step();
+    let mut logits = 0;
+    let graph = cuda.capture(|| {
+        let done = forward(&cx, model, pools, &step, None)?;
+        logits = done.logits.map_or(0, |logits| logits.buffer().address());
+        Ok(())
+    })?;
+    pools.captured.insert(rows, Captured { graph, logits });
+    Ok(logits)
 }
 
 /// The drawn tokens; on the plan device, which draws none, id 0 stands in for each: the engine's one data edge.
@@ -247,8 +384,8 @@ fn score(cx: &Cx, model: &Model, x: &Tensor, prompt: &PromptRows) -> Result<Scor
         let decodable = model.geometry().decodable;
         let scored = sampler::logprobs(&cx.at(Layer::Sampler), &logits, &targets, 0, decodable)?;
         if cx.device.has_data() {
-            all.logprobs.extend_from_slice(scored.targets.host::<f32>()?);
-            all.finite &= scored.valid.host::<u8>()?.iter().all(|&valid| valid != 0);
+            all.logprobs.extend(scored.targets.read::<f32>()?);
+            all.finite &= scored.valid.read::<u8>()?.iter().all(|&valid| valid != 0);
             if prompt.logits {
                 all.logits.extend(host_rows(&logits, 0, logits.rows())?);
             }
@@ -259,9 +396,9 @@ fn score(cx: &Cx, model: &Model, x: &Tensor, prompt: &PromptRows) -> Result<Scor
 
 /// Rows of a float tensor as f32 on the host.
 fn host_rows(tensor: &Tensor, first: usize, rows: usize) -> Result<Vec<f32>> {
-    let range = first * tensor.cols()..(first + rows) * tensor.cols();
+    let (from, count) = (first * tensor.cols(), rows * tensor.cols());
     match tensor.dtype() {
-        DType::Bf16 => Ok(tensor.host::<bf16>()?[range].iter().map(|v| v.to_f32()).collect()),
-        _ => Ok(tensor.host::<f32>()?[range].to_vec()),
+        DType::Bf16 => Ok(tensor.read_range::<bf16>(from, count)?.into_iter().map(bf16::to_f32).collect()),
+        _ => tensor.read_range::<f32>(from, count),
     }
 }

@@ -44,6 +44,17 @@ pub fn piece(view: View, left: usize, chunk: usize) -> usize {
     boundary.saturating_sub(done)
 }
 
+/// Rows a decode step of `rows` sequences is padded to on a card, where at most `batch` run together: powers of two to 8,
+/// multiples of 8 to 64, multiples of 32 beyond, and the batch itself. A graph is captured for each.
+pub fn bucket(rows: usize, batch: usize) -> usize {
+    let bucket = match rows {
+        0..=8 => rows.next_power_of_two(),
+        9..=64 => rows.next_multiple_of(8),
+        _ => rows.next_multiple_of(32),
+    };
+    bucket.min(batch).max(rows)
+}
+
 /// Rows for each running sequence: (index, rows). Decodes come first and get one row each; prompts share what is left
 /// of `budget`, at most `chunk` rows together. `hold` leaves the decodes out.
 pub fn schedule(running: &[View], budget: usize, chunk: usize, hold: bool) -> Vec<(usize, usize)> {

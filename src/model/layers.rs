@@ -104,6 +104,9 @@ fn experts(cx: &Cx, w: &MoeWeights, x: Tensor) -> Result<Tensor> {
     let logits = linear::linear(cx, x.view(), &w.router, "router")?;
     let routing = moe::route(cx, &logits, w.top_k)?;
     drop(logits);
+    if let Some(log) = cx.routes.filter(|_| cx.device.has_data()) {
+        log.note(&routing.ids, w.experts.slots.len())?;
+    }
     let mut out = moe::experts(cx, &x, &routing, &w.experts, w.inter)?;
     drop(routing);
     let gate = linear::linear(cx, x.view(), &w.shared_gate, "shared_gate")?;

@@ -33,7 +33,7 @@ impl Model {
     ) -> Result<Model> {
         let geometry = source.geometry().clone();
         let meter = Meter::default();
-        let cx = Cx { device, numerics, layer: Layer::Weights, bound: None, meter: &meter };
+        let cx = Cx { device, numerics, layer: Layer::Weights, bound: None, meter: &meter, routes: None };
         let total = geometry.param_count() * DType::Bf16.bytes();
         let mut loader = Loader { cx, source, done: 0, total, progress };
 
@@ -51,10 +51,14 @@ impl Model {
         };
         let (freqs, attention_factor) = rope::inv_freq(&rotary(&geometry))?;
         let mut inv_freq = loader.alloc(Layer::Attention, "inv_freq", DType::F32, &[freqs.len()])?;
-        if device.has_data() {
-            inv_freq.host_mut::<f32>()?.copy_from_slice(&freqs);
-        }
-        Ok(Model { geometry, numerics, embed, head, norm, inv_freq, attention_factor, layers })
+        inv_freq.write(0, &freqs)?;
+        let kv_scales = (0..geometry.layers.len())
+            .map(|layer| match numerics.kv {
+                DType::U8 => Ok(source.kv_scales(layer)?.unwrap_or((1.0, 1.0))),
+                _ => Ok((1.0, 1.0)),
+            })
+            .collect::<Result<_>>()?;
+        Ok(Model { geometry, numerics, embed, head, norm, inv_freq, attention_factor, layers, kv_scales })
     }
 }
 
@@ -174,8 +178,9 @@ impl Loader<'_> {
         if let Some(scales) = w.row_scales_mut()
             && self.cx.device.has_data()
         {
-            let scales = &mut scales.host_mut::<f32>()?[first..first + rows];
-            self.source.row_scale(module)?.write(module, scales)?;
+            let mut values = vec![0.0; rows];
+            self.source.row_scale(module)?.write(module, &mut values)?;
+            scales.write(first, &values)?;
         }
         self.advance(rows * spec.cols);
         Ok(())
@@ -355,11 +360,7 @@ impl Loader<'_> {
         };
         let down = self.stack("experts.down", &down, experts, dtype, inter)?;
         let mut slots = self.alloc(Layer::Moe, "expert_slots", DType::I32, &[experts])?;
-        if self.cx.device.has_data() {
-            for (e, slot) in slots.host_mut::<i32>()?.iter_mut().enumerate() {
-                *slot = e as i32;
-            }
-        }
+        slots.write(0, &(0..experts as i32).collect::<Vec<_>>())?;
         Ok(Experts { gate_up, down, slots })
     }
 
@@ -397,9 +398,8 @@ impl Loader<'_> {
             let mut scales = self.alloc(Layer::Moe, buffer, DType::F32, &[experts])?;
             if self.cx.device.has_data() {
                 let per_expert = parts.chunks(parts.len() / experts);
-                for (scale, parts) in scales.host_mut::<f32>()?.iter_mut().zip(per_expert) {
-                    *scale = input_scale_of(&parts[0])?;
-                }
+                let values = per_expert.map(|parts| input_scale_of(&parts[0])).collect::<Result<Vec<_>>>()?;
+                scales.write(0, &values)?;
             }
             InputScale::Each(scales)
         };

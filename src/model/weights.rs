@@ -23,6 +23,7 @@ pub struct Model {
     pub(super) inv_freq: Tensor,
     pub(super) attention_factor: f32,
     pub(super) layers: Vec<LayerWeights>,
+    pub(super) kv_scales: Vec<(f32, f32)>,
 }
 
 #[derive(Debug)]
@@ -93,6 +94,12 @@ impl Model {
     /// The types values are kept in.
     pub fn numerics(&self) -> Numerics {
         self.numerics
+    }
+
+    /// What the codes of each layer's keys and values are multiplied by where the KV cache holds codes: the checkpoint's own,
+    /// or 1.
+    pub fn kv_scales(&self) -> &[(f32, f32)] {
+        &self.kv_scales
     }
 
     /// What each sequence keeps between steps.

@@ -94,25 +94,31 @@ impl StepInputs {
             return Ok(());
         }
         let pages_per_row = self.page_table.cols();
-        self.tokens.host_mut()?[..tokens.len()].copy_from_slice(tokens);
-        self.rows.host_mut()?[..rows.len()].copy_from_slice(rows);
-        let starts = self.starts.host_mut::<i32>()?;
-        for (i, span) in spans.iter().enumerate() {
-            starts[i] = span.start as i32;
-            starts[i + 1] = (span.start + span.len) as i32;
-        }
+        self.tokens.write(0, tokens)?;
+        self.rows.write(0, rows)?;
+        let (mut starts, mut contexts) = (vec![0], Vec::with_capacity(spans.len()));
+        let (mut slot_in, mut slot_out) = (Vec::with_capacity(spans.len()), Vec::with_capacity(spans.len()));
+        let (mut positions, mut kv_slots) = (Vec::with_capacity(tokens.len()), Vec::with_capacity(tokens.len()));
+        let mut table = vec![0; spans.len() * pages_per_row];
         for (i, (span, place)) in spans.iter().zip(places).enumerate() {
-            self.contexts.host_mut()?[i] = span.context as i32;
-            self.slot_in.host_mut()?[i] = place.slot_in;
-            self.slot_out.host_mut()?[i] = place.slot_out;
-            self.page_table.host_mut()?[i * pages_per_row..][..place.pages.len()].copy_from_slice(&place.pages);
-            for j in 0..span.len {
-                let position = span.context + j;
-                let slot = place.pages[position / PAGE_TOKENS] * PAGE_TOKENS as i32 + (position % PAGE_TOKENS) as i32;
-                self.positions.host_mut()?[span.start + j] = position as i32;
-                self.kv_slots.host_mut()?[span.start + j] = slot;
+            starts.push((span.start + span.len) as i32);
+            contexts.push(span.context as i32);
+            slot_in.push(place.slot_in);
+            slot_out.push(place.slot_out);
+            table[i * pages_per_row..][..place.pages.len()].copy_from_slice(&place.pages);
+            for position in span.context..span.context + span.len {
+                positions.push(position as i32);
+                kv_slots
+                    .push(place.pages[position / PAGE_TOKENS] * PAGE_TOKENS as i32 + (position % PAGE_TOKENS) as i32);
             }
         }
+        self.starts.write(0, &starts)?;
+        self.contexts.write(0, &contexts)?;
+        self.slot_in.write(0, &slot_in)?;
+        self.slot_out.write(0, &slot_out)?;
+        self.page_table.write(0, &table)?;
+        self.positions.write(0, &positions)?;
+        self.kv_slots.write(0, &kv_slots)?;
         Ok(())
     }
 

@@ -30,10 +30,13 @@ pub struct Numerics {
     pub logits: DType,
     /// The GDN recurrent state: f32 or bf16. (The conv state is kept as activations are.)
     pub state: DType,
-    /// KV pages: as activations.
+    /// KV pages: f32, bf16, or u8 for e4m3 codes under a scale per layer.
     pub kv: DType,
     /// Whether inputs of linear layers are quantised where the checkpoint asks for it.
     pub act_quant: ActQuant,
+    /// Whether a card takes the same order of sums whatever the number of rows, so that a row's bits do not depend on its
+    /// company. The CPU arm always does.
+    pub batch_invariant: bool,
 }
 
 impl Numerics {
@@ -44,6 +47,7 @@ impl Numerics {
         state: DType::F32,
         kv: DType::Bf16,
         act_quant: ActQuant::Checkpoint,
+        batch_invariant: false,
     };
     /// f32 everywhere.
     pub const F32: Numerics = Numerics { activations: DType::F32, kv: DType::F32, ..Numerics::BF16 };
@@ -73,6 +77,31 @@ pub struct Cx<'a> {
     pub bound: Option<Limits>,
     /// Counts costs.
     pub meter: &'a Meter,
+    /// Where routers' choices are written down, if anybody asked.
+    pub routes: Option<&'a RouteLog>,
+}
+
+/// How many distinct experts each MoE layer of a step chose, in layer order.
+#[derive(Debug, Default)]
+pub struct RouteLog(std::cell::RefCell<Vec<usize>>);
+
+impl RouteLog {
+    /// Notes a layer's choice of `experts` experts: ids i32 `[T, k]`. On a card this waits for the router.
+    pub(crate) fn note(&self, ids: &Tensor, experts: usize) -> Result<()> {
+        let mut chosen = vec![false; experts];
+        for id in ids.read::<i32>()? {
+            if let Some(chosen) = usize::try_from(id).ok().and_then(|id| chosen.get_mut(id)) {
+                *chosen = true;
+            }
+        }
+        self.0.borrow_mut().push(chosen.into_iter().filter(|chosen| *chosen).count());
+        Ok(())
+    }
+
+    /// The numbers noted since this was last asked.
+    pub fn take(&self) -> Vec<usize> {
+        self.0.take()
+    }
 }
 
 impl<'a> Cx<'a> {
@@ -96,9 +125,7 @@ impl<'a> Cx<'a> {
     /// Allocates a list of integers in the step's arena and copies it to the device.
     pub fn ints(&self, op: &'static str, buffer: &'static str, values: &[i32]) -> Result<Tensor> {
         let mut tensor = self.alloc(op, buffer, DType::I32, &[values.len()])?;
-        if self.device.has_data() {
-            tensor.host_mut::<i32>()?.copy_from_slice(values);
-        }
+        tensor.write(0, values)?;
         Ok(tensor)
     }
 

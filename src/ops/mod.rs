@@ -15,6 +15,7 @@ pub mod fill;
 pub mod gdn_decode;
 pub mod gdn_prefill;
 pub mod kv_write;
+pub mod launch;
 pub mod linear;
 pub mod moe;
 pub mod norm;
@@ -28,6 +29,6 @@ pub mod weight;
 
 pub use batch::{Batch, Span, StepInputs};
 pub use cost::{Cost, Meter};
-pub use cx::{ActQuant, Cx, Limits, Numerics};
+pub use cx::{ActQuant, Cx, Limits, Numerics, RouteLog};
 
 pub use crate::with_elem;

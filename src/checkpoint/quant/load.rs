@@ -9,6 +9,8 @@ use std::ops::Range;
 use half::bf16;
 
 use super::parts::Part;
+use rayon::prelude::*;
+
 use crate::checkpoint::account::{Entry, k_scale, v_scale};
 use crate::checkpoint::header::Dtype;
 use crate::checkpoint::json::shown;
@@ -196,8 +198,9 @@ impl Checkpoint {
 }
 
 /// The first byte that `is_wrong`. Whole stretches are looked through without a branch per byte: most have none.
-fn find(bytes: &[u8], is_wrong: impl Fn(u8) -> bool) -> Option<usize> {
-    const STRETCH: usize = 4096;
-    let at = bytes.chunks(STRETCH).position(|c| c.iter().fold(false, |any, b| any | is_wrong(*b)))? * STRETCH;
+fn find(bytes: &[u8], is_wrong: impl Fn(u8) -> bool + Sync) -> Option<usize> {
+    const STRETCH: usize = 1 << 17;
+    let any = |c: &[u8]| c.iter().fold(false, |any, b| any | is_wrong(*b));
+    let at = bytes.par_chunks(STRETCH).position_first(any)? * STRETCH;
     bytes[at..].iter().position(|b| is_wrong(*b)).map(|i| at + i)
 }
