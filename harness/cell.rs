@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use highwater::checkpoint::Source;
+use highwater::checkpoint::{Mlp, Source};
 use highwater::device::{Device, Rates};
 use highwater::engine::{Engine, KvBudget, Options, Policy, Request, RequestId, Runner as Bare, StepOut, cache};
 use highwater::error::{Error, KvPoolError, Result};
@@ -86,6 +86,7 @@ impl EngineRunner {
             kv: KvBudget::Tokens(kv_tokens),
             policy: Policy::PrefillFirst,
             seed: self.model.seed,
+            graphs: true,
             fault: self.values.fault,
         }
     }
@@ -147,6 +148,10 @@ impl Runner for EngineRunner {
         }
         write_memory(row, &passes);
         write_speed(row, &passes, &work, timed);
+        if timed && matches!(engine.runner().model().geometry().mlp, Mlp::Moe { .. }) {
+            write_experts(row, &count_experts(engine, &work)?);
+        }
+        write_outside(row, engine)?;
         Ok(())
     }
 
@@ -156,6 +161,7 @@ impl Runner for EngineRunner {
 }
 
 /// A cell's requests.
+#[derive(Clone, Copy)]
 struct Work {
     prompt: usize,
     depth: usize,
@@ -174,14 +180,21 @@ impl Work {
     }
 }
 
-/// Runs the batch once from an empty engine.
-fn pass(engine: &mut Engine, work: &Work, rates: &Rates) -> Result<Pass> {
+/// Empties the engine and gives it the batch.
+fn submit(engine: &mut Engine, work: &Work) -> Result<()> {
     engine.clear();
     let decodable = engine.runner().model().geometry().decodable;
     for i in 0..work.batch {
         let prompt = work.ids(i, decodable);
-        engine.submit(Request { depth: work.depth, ..Request::greedy(prompt, work.output) })?;
+        let feed = Some(work.seed ^ (i + 1));
+        engine.submit(Request { depth: work.depth, feed, ..Request::greedy(prompt, work.output) })?;
     }
+    Ok(())
+}
+
+/// Runs the batch once from an empty engine.
+fn pass(engine: &mut Engine, work: &Work, rates: &Rates) -> Result<Pass> {
+    submit(engine, work)?;
     let mut pass = Pass::default();
     let mut clock = Duration::ZERO;
     while let Some(step) = engine.step()? {
@@ -233,6 +246,46 @@ impl Pass {
         ids.sort();
         ids.into_iter().map(|id| &self.tokens[id]).collect()
     }
+}
+
+/// Distinct experts of each MoE layer in the decode steps of one more pass, which is not timed.
+fn count_experts(engine: &mut Engine, work: &Work) -> Result<Vec<usize>> {
+    /// Decode steps that are looked at.
+    const STEPS: usize = 4;
+    engine.count_experts(true);
+    let counted = (|| {
+        let work = Work { output: work.output.min(STEPS + 1), ..*work };
+        submit(engine, &work)?;
+        let mut counts = Vec::new();
+        while let Some(step) = engine.step()? {
+            let of_step = engine.runner().take_experts();
+            if step.prefill_tokens == 0 && step.decode_tokens as u64 == work.batch {
+                counts.extend(of_step);
+            }
+        }
+        Ok(counts)
+    })();
+    engine.count_experts(false);
+    counted
+}
+
+fn write_experts(row: &mut Row, counts: &[usize]) {
+    let (Some(least), Some(most)) = (counts.iter().min(), counts.iter().max()) else { return };
+    row.experts_per_layer = Some(counts.iter().sum::<usize>() as f64 / counts.len() as f64);
+    row.experts_least = Some(*least as u64);
+    row.experts_most = Some(*most as u64);
+}
+
+/// The ledger of the card's memory beside the slab.
+fn write_outside(row: &mut Row, engine: &Engine) -> Result<()> {
+    let Some(cuda) = engine.runner().device().as_cuda().filter(|cuda| cuda.is_card()) else { return Ok(()) };
+    let outside = cuda.outside()?;
+    row.context_bytes = Some(outside.context);
+    row.modules_bytes = Some(outside.modules);
+    row.blas_bytes = Some(outside.blas);
+    row.graphs_bytes = Some(outside.graphs);
+    row.unattributed_bytes = Some(outside.unattributed);
+    Ok(())
 }
 
 fn write_memory(row: &mut Row, passes: &[Pass]) {
@@ -338,6 +391,7 @@ mod tests {
             state: DType::F32,
             kv: DType::F32,
             act_quant: ActQuant::Checkpoint,
+            batch_invariant: false,
         };
         let values = Values { numerics, fault: None };
         let model = Model { text: "tiny".into(), seed: 0 };

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use highwater::device::Arch;
 
 use crate::axis::{AxisValues, MAX_BATCH, MAX_CHUNK, MAX_TOKENS, parse_count};
 use crate::bytes::parse_memory;
@@ -49,6 +50,12 @@ pub(crate) enum Verb {
     /// Write a checkpoint with random weights in a recipe's exact layout
     #[command(after_long_help = crate::synth::recipes_help())]
     Synth(SynthArgs),
+    /// Compile every kernel for every arch, without a card, and print registers, spills and memory of each entry point
+    Kernels(KernelsArgs),
+    /// Say what this machine can do: driver, libraries, cards and their state, and how to get what is missing
+    Doctor(DoctorArgs),
+    /// Time kernels at the real models' shapes, beside what the card can do at most
+    Bench(BenchArgs),
 }
 
 fn sweep_help() -> String {
@@ -195,10 +202,76 @@ pub(crate) struct SynthArgs {
     pub(crate) seed: u64,
 }
 
+/// `kernels`.
+#[derive(Debug, Args)]
+pub(crate) struct KernelsArgs {
+    /// Only kernels with this in their name, e.g. attention or HEAD_DIM=256
+    pub(crate) filter: Option<String>,
+    /// An arch to compile for; may be repeated [default: all]
+    #[arg(long = "arch", value_name = "SM", value_parser = flat(arch))]
+    pub(crate) archs: Vec<Arch>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Measure a card's memory outside the slab, and print the entry for src/device/cards.rs
+    #[arg(long)]
+    pub(crate) calibrate: bool,
+    /// The card to measure
+    #[arg(long, default_value = "cuda:0", value_parser = flat(device), requires = "calibrate")]
+    pub(crate) device: DeviceChoice,
+}
+
+/// `bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Kernels to time [default: all]
+    #[arg(value_name = "KERNEL")]
+    pub(crate) kernels: Vec<String>,
+    /// auto, cuda:N, cpu (the reference arm, small shapes), or emulated
+    #[arg(long, default_value = "auto", value_parser = flat(device))]
+    pub(crate) device: DeviceChoice,
+    /// Time a vendor's kernel beside ours
+    #[arg(long, value_enum)]
+    pub(crate) peer: Option<Peer>,
+    /// Only rows with this in their label; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) filter: Vec<String>,
+    /// Go round so many operands that none is in the L2 cache when it is used (the default)
+    #[arg(long, conflicts_with = "warm")]
+    pub(crate) cold: bool,
+    /// Use the same operands over and over
+    #[arg(long)]
+    pub(crate) warm: bool,
+    /// Seconds for one row at most
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = flat(seconds))]
+    pub(crate) cap: f32,
+    /// Write DIR/CARD/kernels.csv
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Print the rows' labels and time nothing
+    #[arg(long)]
+    pub(crate) list: bool,
+}
+
+/// Whose kernels stand beside ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// bf16, and FP8 under one scale for each operand.
+    Cublaslt,
+}
+
 /// Where it runs and what it may use.
 #[derive(Debug, Args)]
 pub(crate) struct Target {
-    /// auto, cpu, or plan (sizes only, no data, no time)
+    /// auto, cuda:N, cpu, emulated (a card's kernels on this processor), or plan (sizes only, no data, no time)
     #[arg(long, default_value = "auto", value_parser = flat(device))]
     pub(crate) device: DeviceChoice,
     /// The card whose sizes and tactics are taken; without it, this machine
@@ -228,6 +301,9 @@ pub(crate) struct Numerics {
     /// Type of the logits
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) logits: Dtype,
+    /// Type of the KV cache; fp8 is e4m3 under the checkpoint's own scales, or under 1 [default: as activations]
+    #[arg(long, value_enum)]
+    pub(crate) kv_dtype: Option<KvDtype>,
     /// Type of the recurrent state
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) state: Dtype,
@@ -235,6 +311,9 @@ pub(crate) struct Numerics {
     /// checkpoint elsewhere]
     #[arg(long, value_enum)]
     pub(crate) act_quant: Option<ActQuant>,
+    /// On a card, one order of sums at any number of rows: a sequence's bits do not depend on its company
+    #[arg(long)]
+    pub(crate) batch_invariant: bool,
     /// Seed of random weights, of primed depth and of made-up prompts
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) seed: u64,
@@ -280,6 +359,10 @@ pub(crate) struct SamplingArgs {
 pub(crate) enum DeviceChoice {
     /// The best this build has.
     Auto,
+    /// The card of this number.
+    Cuda(u32),
+    /// A card's kernels, on this processor.
+    Emulated,
     /// The reference arm.
     Cpu,
     /// Sizes without data.
@@ -293,6 +376,17 @@ pub(crate) enum Dtype {
     F32,
     /// bfloat16.
     Bf16,
+}
+
+/// A type of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvDtype {
+    /// 32-bit floating point.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// e4m3 codes.
+    Fp8,
 }
 
 /// When inputs of linear layers are quantised.
@@ -323,10 +417,13 @@ fn device(text: &str) -> Result<DeviceChoice> {
         "auto" => Ok(DeviceChoice::Auto),
         "cpu" => Ok(DeviceChoice::Cpu),
         "plan" => Ok(DeviceChoice::Plan),
-        cuda if cuda == "cuda" || cuda.starts_with("cuda:") => {
-            bail!("this build has no CUDA device; take cpu to compute, or plan with --card NAME for that card's bytes")
-        }
-        _ => bail!("there is no device `{text}`; the devices are auto, cpu and plan"),
+        "emulated" => Ok(DeviceChoice::Emulated),
+        "cuda" => Ok(DeviceChoice::Cuda(0)),
+        _ => match text.strip_prefix("cuda:").map(str::parse) {
+            Some(Ok(ordinal)) => Ok(DeviceChoice::Cuda(ordinal)),
+            Some(Err(_)) => bail!("`{text}` names no card; cuda:0 is the first"),
+            None => bail!("there is no device `{text}`; the devices are auto, cuda:N, cpu, emulated and plan"),
+        },
     }
 }
 
@@ -335,6 +432,17 @@ fn count(text: &str, low: u64, high: u64) -> Result<u64> {
     let count = parse_count(text)?;
     ensure!((low..=high).contains(&count), "{count} is outside {low} to {high}");
     Ok(count)
+}
+
+/// `sm_90a`, `90a` or `90`.
+fn arch(text: &str) -> Result<Arch> {
+    let wanted = text.trim().trim_start_matches("sm_").trim_end_matches('a');
+    let number = |arch: &Arch| arch.to_string().trim_start_matches("sm_").trim_end_matches('a').to_owned();
+    let names = || Arch::CARDS.map(|arch| arch.to_string()).join(", ");
+    Arch::CARDS
+        .into_iter()
+        .find(|arch| number(arch) == wanted)
+        .with_context(|| format!("kernels are not written for `{text}`; the archs are {}", names()))
 }
 
 fn positive(text: &str) -> Result<u64> {
@@ -361,6 +469,12 @@ fn context(text: &str) -> Result<u64> {
 fn finite(text: &str) -> Result<f32> {
     let value: f32 = text.trim().parse().ok().with_context(|| format!("`{text}` is not a number"))?;
     ensure!(value.is_finite(), "`{text}` is not finite");
+    Ok(value)
+}
+
+fn seconds(text: &str) -> Result<f32> {
+    let value = finite(text)?;
+    ensure!((0.0..=3600.0).contains(&value), "{value} is outside 0 to 3600 seconds");
     Ok(value)
 }
 
@@ -405,8 +519,8 @@ mod tests {
 
     #[test]
     fn what_can_never_work_is_refused_with_what_can() {
-        assert!(refusal("sweep --device cuda:0").contains("no CUDA device"));
-        assert!(refusal("sweep --device tpu").contains("auto, cpu and plan"));
+        assert!(refusal("sweep --device cuda:x").contains("cuda:0 is the first"));
+        assert!(refusal("sweep --device tpu").contains("auto, cuda:N, cpu, emulated and plan"));
         assert!(refusal("sweep --axis chunks=1").contains("the axes are chunk, batch, depth"));
         assert!(refusal("sweep --axis depth=1-18446744073709551615+1").contains("18446744073709551615 values"));
         assert!(refusal("sweep --vram 24").contains("24GiB"));
@@ -425,6 +539,14 @@ mod tests {
         assert!(refusal("generate tiny --ids 1 --temperature NaN").contains("not finite"));
         assert!(refusal("generate tiny --ids 1 --top-p inf").contains("not finite"));
         assert!(refusal("generate tiny --ids 1 --logit-bias 5").contains("ID=BIAS"));
+        assert!(
+            refusal("kernels --arch sm_75").contains("the archs are sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a")
+        );
+        assert!(refusal("bench --cold --warm").contains("cannot be used with"));
+        assert!(
+            refusal("bench --cap -1").contains("unexpected") || refusal("bench --cap=-1").contains("outside 0 to 3600")
+        );
+        assert!(refusal("bench --peer cutlass").contains("cublaslt"));
         assert!(refusal("fly").contains("unrecognized"));
         assert_eq!(parse("").unwrap_err().exit_code(), 2);
     }
@@ -439,6 +561,12 @@ mod tests {
         let Verb::Generate(args) = parse(line).unwrap() else { panic!("not generate") };
         assert_eq!((args.sampling.top_k, args.sampling.presence_penalty), (-1, -0.5));
         assert_eq!(args.sampling.logit_bias, [(5, -100.0), (7, 2.5)]);
+    }
+
+    #[test]
+    fn archs_are_known_by_their_numbers() {
+        let Verb::Kernels(args) = parse("kernels gemm --arch sm_90a --arch 120a --arch 80").unwrap() else { panic!() };
+        assert_eq!((args.filter.as_deref(), args.archs), (Some("gemm"), vec![Arch::Sm90a, Arch::Sm120a, Arch::Sm80]));
     }
 
     #[test]

@@ -82,6 +82,23 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
                whole slab where the cell is an OOM",
     },
     Definition {
+        term: "outside the slab",
+        columns: &["context_bytes", "modules_bytes", "blas_bytes", "graphs_bytes", "unattributed_bytes"],
+        text: "memory of the card in use beside the slab, each a difference of free memory around its own event: the context, \
+               loaded kernels, cuBLASLt (its workspace included), captured graphs, and what is in use and none of these",
+    },
+    Definition {
+        term: "distinct experts",
+        columns: &["experts_per_layer", "experts_least", "experts_most"],
+        text: "distinct experts of an MoE layer in one decode step, averaged over layers and steps, the fewest and the most; \
+               decode is fed seeded random ids",
+    },
+    Definition {
+        term: "batch invariant",
+        columns: &["batch_invariant"],
+        text: "whether a card took one order of sums at any number of rows (--batch-invariant)",
+    },
+    Definition {
         term: "oom",
         columns: &["oom_tag", "oom_requested_bytes", "oom_free_bytes", "oom_short_bytes"],
         text: "the buffer that did not fit, its bytes, the bytes free then, and the difference; oom = while the \

@@ -70,6 +70,7 @@ fn advice(error: &Error) -> Option<&'static str> {
         | Error::Unsupported { .. }
         | Error::Request { .. }
         | Error::NotFinite { .. }
+        | Error::Device { .. }
         | Error::Io { .. } => None,
     }
 }

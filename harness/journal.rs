@@ -184,7 +184,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.jsonl");
         let good = serde_json::to_string(&ok_row(1, 1, 1)).unwrap();
-        for bad in ["{", "[]", "7", "{\"schema\":2,\"chunk\":-1}", "{\"schema\":2,\"tpot_samples_ms\":[null]}", "\u{0}"]
+        for bad in ["{", "[]", "7", "{\"schema\":3,\"chunk\":-1}", "{\"schema\":3,\"tpot_samples_ms\":[null]}", "\u{0}"]
         {
             std::fs::write(&path, format!("{good}\n\n{bad}\n{good}\n")).unwrap();
             let text = format!("{:#}", read_jsonl(&path).expect_err(bad));
@@ -193,10 +193,10 @@ mod tests {
         std::fs::write(&path, "[".repeat(100_000) + "\n").unwrap();
         assert!(read_jsonl(&path).is_err());
         std::fs::write(&path, "{\"schema\":1}\n").unwrap();
-        assert!(format!("{:#}", read_jsonl(&path).unwrap_err()).contains("schema 1 and this build reads schema 2"));
-        std::fs::write(&path, "schema,owners\n2,logits\n").unwrap();
+        assert!(format!("{:#}", read_jsonl(&path).unwrap_err()).contains("schema 1 and this build reads schema 3"));
+        std::fs::write(&path, "schema,owners\n3,logits\n").unwrap();
         assert!(format!("{:#}", read_csv(&path).unwrap_err()).contains("row 1"));
-        std::fs::write(&path, "schema,owners\n2\n").unwrap();
+        std::fs::write(&path, "schema,owners\n3\n").unwrap();
         assert!(read_csv(&path).is_err());
         assert!(read_csv(&dir.path().join("none.csv")).is_err());
     }

@@ -3,14 +3,19 @@
 //! `cli` says what can be asked; `axis`, `bytes` and `ids` read its values. `sweep` runs cells and `frontier` bisects;
 //! `record` is a cell's row, `journal` its files, `table` and `charts` (through `plot`) what people look at,
 //! `definitions` what the numbers mean. `stats` summarises samples, `provenance` says where they come from, `progress` how
-//! long it takes. `synth` writes a checkpoint and `inspect` says what one holds. `failure` is how a verb ends when it cannot go on.
+//! long it takes. `synth` writes a checkpoint and `inspect` says what one holds. `kernels`
+//! compiles every kernel; `doctor` says what this machine can do (`nvml` asks its cards, `calibrate` measures them);
+//! `bench` times kernels. `failure` is how a verb ends when it cannot go on.
 
 mod axis;
+mod bench;
 mod bytes;
+mod calibrate;
 mod cell;
 mod charts;
 mod cli;
 mod definitions;
+mod doctor;
 mod edges;
 mod failure;
 mod frontier;
@@ -19,7 +24,9 @@ mod inspect;
 mod journal;
 #[cfg(test)]
 mod journal_read;
+mod kernels;
 mod logits_file;
+mod nvml;
 mod once;
 mod out;
 mod plan;
@@ -69,5 +76,8 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Verb::Generate(args) => once::generate(args),
         Verb::Inspect(args) => inspect::inspect(args),
         Verb::Synth(args) => synth::synth(args),
+        Verb::Kernels(args) => kernels::kernels(args),
+        Verb::Doctor(args) => doctor::doctor(args),
+        Verb::Bench(args) => bench::bench(args),
     }
 }

@@ -46,6 +46,7 @@ fn one_request(
         kv: KvBudget::Tokens(kv_tokens.unwrap_or(context)),
         policy: Policy::Mixed,
         seed,
+        graphs: true,
         fault: values.fault,
     };
     let mut engine = load(place, source, options)?;

@@ -14,6 +14,16 @@ impl Progress {
         Progress::new(cells, "{elapsed_precise} [{bar:32}] {pos}/{len} cells, {eta} left  {wide_msg}")
     }
 
+    /// A bar over `kernels` compilations.
+    pub(crate) fn kernels(kernels: u64) -> Progress {
+        Progress::new(kernels, "{elapsed_precise} [{bar:32}] {pos}/{len} compiled, {eta} left  {wide_msg}")
+    }
+
+    /// A bar over `rows` rows of a table.
+    pub(crate) fn rows(rows: u64) -> Progress {
+        Progress::new(rows, "{elapsed_precise} [{bar:32}] {pos}/{len} rows, {eta} left  {wide_msg}")
+    }
+
     /// A bar over `bytes` bytes to read or to make.
     pub(crate) fn bytes(bytes: u64) -> Progress {
         Progress::new(bytes, "{elapsed_precise} [{bar:32}] {binary_bytes}/{binary_total_bytes}, {eta} left  {wide_msg}")
@@ -60,7 +70,7 @@ mod tests {
 
     #[test]
     fn bars_count_and_their_templates_are_valid() {
-        for progress in [Progress::cells(3), Progress::bytes(1 << 30)] {
+        for progress in [Progress::cells(3), Progress::kernels(3), Progress::rows(3), Progress::bytes(1 << 30)] {
             progress.doing("chunk 512 batch 1 depth 0");
             progress.advance(1);
             progress.advance(2);

@@ -8,7 +8,7 @@ use highwater::error::{BudgetError, Error, KvPoolError, OutOfMemory};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Version of the columns: names, order, units.
-pub(crate) const SCHEMA: u32 = 2;
+pub(crate) const SCHEMA: u32 = 3;
 /// Version of the way numbers are measured. Rows of two methods are never compared.
 pub(crate) const METHOD: u32 = 1;
 
@@ -105,7 +105,7 @@ pub(crate) struct Row {
     /// Where the weights come from: a hash of the checkpoint's headers, or `seed:N`.
     pub(crate) weights_source: Option<String>,
 
-    /// `cpu` or `plan`.
+    /// `cuda`, `cpu`, `emulated` or `plan`.
     pub(crate) device: String,
     /// The card whose tactics and sizes were taken.
     pub(crate) card: String,
@@ -130,6 +130,9 @@ pub(crate) struct Row {
     pub(crate) kv_dtype: String,
     /// Whether activations are quantised: `checkpoint` or `off`.
     pub(crate) act_quant: Option<String>,
+
+    /// Whether a card took one order of sums at any number of rows.
+    pub(crate) batch_invariant: Option<bool>,
 
     /// Prefill token budget of a step.
     pub(crate) chunk: u64,
@@ -180,6 +183,16 @@ pub(crate) struct Row {
     /// Live bytes of the arena at the peak by tag, largest first; of both ends for an OOM.
     #[serde(deserialize_with = "owners_of_either_format")]
     pub(crate) owners: Vec<Owner>,
+    /// Memory of the card that its context took.
+    pub(crate) context_bytes: Option<u64>,
+    /// Memory that loaded kernels took.
+    pub(crate) modules_bytes: Option<u64>,
+    /// Memory that cuBLASLt took: its kernels and its workspace.
+    pub(crate) blas_bytes: Option<u64>,
+    /// Memory that captured graphs took.
+    pub(crate) graphs_bytes: Option<u64>,
+    /// Memory in use on the card that is neither the slab nor any of these.
+    pub(crate) unattributed_bytes: Option<i64>,
     /// What did not fit.
     pub(crate) oom_tag: Option<String>,
     /// Its size.
@@ -209,6 +222,12 @@ pub(crate) struct Row {
     pub(crate) decode_steps: Option<u64>,
     /// Sequences put back to wait because the KV pool ran out, in one pass over the cell.
     pub(crate) preempted: Option<u64>,
+    /// Distinct experts a decode step chose, averaged over MoE layers and steps; the ids fed were random.
+    pub(crate) experts_per_layer: Option<f64>,
+    /// The fewest of any layer and step.
+    pub(crate) experts_least: Option<u64>,
+    /// The most of any layer and step.
+    pub(crate) experts_most: Option<u64>,
     /// Wall time of each repetition's prefill; in JSONL only.
     pub(crate) prefill_samples_ms: Vec<f64>,
     /// Wall time of each decode step in the sample; in JSONL only.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use highwater::checkpoint::{ModelRef, Source};
-use highwater::device::{Device, DeviceSpec, cards};
+use highwater::device::cuda::info;
+use highwater::device::{Arch, Device, DeviceSpec, cards};
 use highwater::engine::{Engine, Fault, Options};
 use highwater::error::Error;
 use highwater::num::DType;
@@ -14,11 +15,18 @@ use crate::cli::{self, DeviceChoice};
 use crate::progress::Progress;
 use crate::record::{METHOD, Row, SCHEMA};
 
+/// The card whose kernels are emulated where none is named.
+const EMULATED_CARD: &str = "h200";
+
 /// Where a cell runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Values on this machine's processor.
     Cpu,
+    /// Values on the card of this number.
+    Cuda(u32),
+    /// Values on this machine's processor, by the kernels of the cards.
+    Emulated,
     /// Sizes alone.
     Plan,
 }
@@ -49,14 +57,36 @@ impl Place {
         Ok(Place { spec, vram, kind })
     }
 
-    /// What `--device`, `--card` and `--vram` ask for. `auto` computes on this machine's processor; with a card named, it
-    /// plans.
+    /// What `--device`, `--card` and `--vram` ask for. `auto` computes on the first card, or on this machine's processor
+    /// where there is none; with a card named, it plans.
     pub(crate) fn of(target: &cli::Target) -> Result<Place, Error> {
+        let (name, vram) = (target.card.as_deref(), target.budget.vram);
         let kind = match (target.device, &target.card) {
+            (DeviceChoice::Cuda(ordinal), _) => return Place::on_card(name, vram, ordinal),
+            (DeviceChoice::Emulated, _) => return Place::new(name.or(Some(EMULATED_CARD)), vram, Kind::Emulated),
+            (DeviceChoice::Auto, None) if info::cards().is_ok_and(|cards| !cards.is_empty()) => {
+                return Place::on_card(None, vram, 0);
+            }
             (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, None) => Kind::Cpu,
             (DeviceChoice::Plan, _) | (DeviceChoice::Auto, Some(_)) => Kind::Plan,
         };
-        Place::new(target.card.as_deref(), target.budget.vram, kind)
+        Place::new(name, vram, kind)
+    }
+
+    /// Card `ordinal` of this machine, by its own sizes and tactics or by those of the card of `name`, which must run here.
+    fn on_card(name: Option<&str>, vram: Option<u64>, ordinal: u32) -> Result<Place, Error> {
+        let card = info::card(ordinal)?;
+        let own = cards::of(&card)?;
+        let spec = name.map_or(Ok(own.clone()), cards::find)?;
+        if spec.arch == Arch::Host || spec.arch > own.arch {
+            return Err(Error::Unsupported {
+                what: format!("tactics of {} ({}) on {} ({})", spec.name, spec.arch, own.title, own.arch),
+                supported: "a card takes its own and those of earlier ones; --device plan needs no card".into(),
+            });
+        }
+        let place = Place::new(Some(spec.name), vram, Kind::Cuda(ordinal));
+        // A card that is not in the list has no name to be found by.
+        place.or(Ok(Place { spec, vram, kind: Kind::Cuda(ordinal) }))
     }
 
     /// The slab's bytes.
@@ -68,6 +98,8 @@ impl Place {
     pub(crate) fn device(&self) -> Result<Arc<Device>, Error> {
         match self.kind {
             Kind::Cpu => Device::cpu(self.spec.clone(), self.slab()),
+            Kind::Cuda(ordinal) => Device::cuda(self.spec.clone(), ordinal, self.slab()),
+            Kind::Emulated => Device::emulated_bare(self.spec.clone(), self.slab()),
             Kind::Plan => Ok(Device::plan(self.spec.clone(), self.slab())),
         }
     }
@@ -76,6 +108,8 @@ impl Place {
     pub(crate) fn stamp(&self, row: &mut Row) {
         row.device = match self.kind {
             Kind::Cpu => "cpu",
+            Kind::Cuda(_) => "cuda",
+            Kind::Emulated => "emulated",
             Kind::Plan => "plan",
         }
         .into();
@@ -118,12 +152,18 @@ impl Values {
                 activations,
                 logits: dtype(flags.logits),
                 state: dtype(flags.state),
-                kv: activations,
+                kv: match flags.kv_dtype {
+                    None => activations,
+                    Some(cli::KvDtype::F32) => DType::F32,
+                    Some(cli::KvDtype::Bf16) => DType::Bf16,
+                    Some(cli::KvDtype::Fp8) => DType::U8,
+                },
                 act_quant: match flags.act_quant {
                     Some(cli::ActQuant::Checkpoint) => ActQuant::Checkpoint,
                     Some(cli::ActQuant::Off) => ActQuant::Off,
                     None => default.act_quant,
                 },
+                batch_invariant: flags.batch_invariant,
             },
             fault: flags.fault.as_deref().map(Fault::parse).transpose()?,
         })
@@ -178,8 +218,9 @@ pub(crate) fn template(model: &Model, source: &Source, place: &Place, values: Va
         dtype: values.numerics.activations.to_string(),
         logits_dtype: values.numerics.logits.to_string(),
         state_dtype: values.numerics.state.to_string(),
-        kv_dtype: values.numerics.kv.to_string(),
+        kv_dtype: if values.numerics.kv == DType::U8 { "fp8".into() } else { values.numerics.kv.to_string() },
         act_quant: Some(act_quant_name(values.numerics.act_quant).into()),
+        batch_invariant: Some(values.numerics.batch_invariant),
         fault: values.fault.map(|f| f.name().to_owned()),
         ..Row::default()
     };

@@ -121,6 +121,7 @@ pub fn options(numerics: Numerics, chunk: usize, batch: usize) -> Options {
         kv: KvBudget::Tokens(512 * batch as u64),
         policy: Policy::Mixed,
         seed: 1,
+        graphs: true,
         fault: None,
     }
 }

@@ -127,8 +127,14 @@ fn f32_hidden_states_are_the_golden_ones_layer_by_layer() {
         // The golden's last entry is after the final norm.
         let runner = engine.runner();
         let meter = Meter::default();
-        let cx =
-            Cx { device: runner.device(), numerics: Numerics::F32, layer: Layer::Head, bound: None, meter: &meter };
+        let cx = Cx {
+            device: runner.device(),
+            numerics: Numerics::F32,
+            layer: Layer::Head,
+            bound: None,
+            meter: &meter,
+            routes: None,
+        };
         let mut last = cx.activation("test", "last", &[65, hidden]).unwrap();
         last.host_mut::<f32>().unwrap().copy_from_slice(&seen[layers].1);
         let normed = runner.model().final_norm(&cx, &last).unwrap();

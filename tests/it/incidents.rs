@@ -26,6 +26,7 @@ fn options(kv_tokens: u64, logits: DType, fault: Option<Fault>) -> Options {
         kv: KvBudget::Tokens(kv_tokens),
         policy: Policy::Mixed,
         seed: 0,
+        graphs: true,
         fault,
     }
 }

@@ -2,13 +2,18 @@
 #![allow(clippy::print_stdout)] // tests print the figures they hold to a bound
 #![allow(clippy::needless_for_each, clippy::precedence, clippy::decimal_bitwise_operands)] // short oracles, hashed seeds
 
+mod bench;
 mod checkpoint;
+mod cuda;
+mod doctor;
+mod emulator;
 mod engine;
 mod fixture;
 mod golden;
 mod harness;
 mod incidents;
 mod inspect;
+mod kernels;
 mod mem;
 mod ops;
 mod plan;

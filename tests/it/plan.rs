@@ -182,6 +182,7 @@ fn nine_b(fault: Option<Fault>, logits: DType, kv_tokens: u64) -> (Source, Optio
         kv: KvBudget::Tokens(kv_tokens),
         policy: Policy::Mixed,
         seed: 0,
+        graphs: true,
         fault,
     };
     (source, options)

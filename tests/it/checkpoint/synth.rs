@@ -74,7 +74,14 @@ impl Kit {
     }
 
     fn cx(&self) -> Cx<'_> {
-        Cx { device: &self.device, numerics: Numerics::F32, layer: Layer::Weights, bound: None, meter: &self.meter }
+        Cx {
+            device: &self.device,
+            numerics: Numerics::F32,
+            layer: Layer::Weights,
+            bound: None,
+            meter: &self.meter,
+            routes: None,
+        }
     }
 
     fn tensor(&self, dtype: DType, shape: &[usize]) -> Tensor {

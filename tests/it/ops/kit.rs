@@ -37,7 +37,14 @@ impl Kit {
     }
 
     pub(super) fn cx(&self) -> Cx<'_> {
-        Cx { device: &self.device, numerics: self.numerics, layer: Layer::Other, bound: self.bound, meter: &self.meter }
+        Cx {
+            device: &self.device,
+            numerics: self.numerics,
+            layer: Layer::Other,
+            bound: self.bound,
+            meter: &self.meter,
+            routes: None,
+        }
     }
 
     /// A persistent tensor, poisoned on cpu.

@@ -5,10 +5,12 @@ use highwater::num::{DType, bf16};
 use highwater::ops::attention::AttnDims;
 use highwater::ops::batch::PAGE_TOKENS;
 use highwater::ops::kv_write::{KvPages, cost, write};
-use highwater::ops::{Limits, Meter};
+use highwater::ops::{Cx, Limits, Meter, Numerics};
 use std::sync::Arc;
 
-use super::world::{Step, blank, cx, device, message, numerics, plan, scatter, tensor, uniform};
+use super::quantise::to_e4m3;
+use super::weight::e4m3;
+use super::world::{Step, blank, cx, device, message, numerics, plan, scatter, stored, tensor, uniform};
 use super::{bytes, rng};
 
 const DIMS: AttnDims = AttnDims { heads: 4, kv_heads: 2, head_dim: 6, rotary_dim: 2 };
@@ -78,6 +80,42 @@ fn each_row_goes_to_its_slot_and_nothing_else_changes() {
 }
 
 #[test]
+fn codes_are_the_nearest_under_each_halfs_scale() {
+    for dtype in [DType::F32, DType::Bf16] {
+        let mut rng = rng(4);
+        let (mut pages, total) = scatter(&mut rng, SEQUENCES);
+        pages[1] = vec![-1; pages[1].len()];
+        let (device, meter) = (device(), Meter::default());
+        let step = step(&device, &pages);
+        // To about 500 codes' worth under the smaller scale, so that some saturate, and a few lie near 0.
+        let mut values = uniform(&mut rng, rows() * DIMS.qkv_cols(), 4.0);
+        values.iter_mut().step_by(7).for_each(|v| *v *= 1e-4);
+        let qkv = tensor(&device, dtype, &[rows(), DIMS.qkv_cols()], &values);
+        let mut kv = KvPages::new(&device, DType::U8, total, DIMS).unwrap();
+        (kv.k_scale, kv.v_scale) = (0.008, 0.37);
+        let cx = cx(&device, &meter, Numerics { kv: DType::U8, ..numerics(dtype) });
+        write(&cx, &qkv, DIMS, &mut kv, &step.batch()).unwrap();
+        let places = places(&pages);
+        for (half, (t, scale)) in [(&kv.k, 0.008f32), (&kv.v, 0.37)].into_iter().enumerate() {
+            let from = 2 * DIMS.heads * DIMS.head_dim + half * DIMS.kv_cols();
+            for (slot, got) in bytes(t).chunks(DIMS.kv_cols()).enumerate() {
+                let Some(row) = places.iter().position(|p| *p == Some(slot)) else {
+                    assert!(got.iter().all(|&code| code == 0xFF), "slot {slot} is poison yet");
+                    continue;
+                };
+                let row = &stored(dtype, &values)[row * DIMS.qkv_cols() + from..][..DIMS.kv_cols()];
+                for (&code, &value) in got.iter().zip(row) {
+                    let want = f64::from(to_e4m3(value / scale));
+                    assert_eq!(e4m3(code), want, "{dtype} half {half} slot {slot}: {value}");
+                    assert_eq!(code & 0x80 != 0, value < 0.0);
+                }
+            }
+        }
+        assert_eq!(meter.take()[0].cost, cost(rows(), DIMS, dtype, DType::U8));
+    }
+}
+
+#[test]
 fn a_slot_past_the_pages_is_an_error_and_writes_nothing() {
     let (device, meter) = (device(), Meter::default());
     let mut rng = rng(2);
@@ -125,5 +163,17 @@ fn operands_that_disagree_are_named_with_their_numbers() {
             message(write(&cx, &good, dims, &mut kv, &step.batch()));
         }
         write(&cx, &good, DIMS, &mut kv, &step.batch()).unwrap();
+        kv.k_scale = 0.5;
+        let said = message(write(&cx, &good, DIMS, &mut kv, &step.batch()));
+        assert!(said.contains("k_scale is 0.5") && said.contains("f32"), "{said}");
+        let cx = Cx { numerics: Numerics { kv: DType::U8, ..cx.numerics }, ..cx };
+        let mut codes = KvPages::new(&device, DType::U8, total, DIMS).unwrap();
+        for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            codes.v_scale = scale;
+            let said = message(write(&cx, &good, DIMS, &mut codes, &step.batch()));
+            assert!(said.contains(&format!("v_scale is {scale}")), "{said}");
+        }
+        codes.v_scale = 0.5;
+        write(&cx, &good, DIMS, &mut codes, &step.batch()).unwrap();
     }
 }

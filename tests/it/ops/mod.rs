@@ -4,7 +4,7 @@
 mod activation;
 mod attention;
 mod conv1d;
-mod delta_rule;
+pub mod delta_rule;
 mod fill;
 mod gdn_decode;
 mod gdn_prefill;
@@ -19,8 +19,8 @@ mod quantise;
 mod rope;
 mod rows;
 mod sampler;
-mod weight;
-mod world;
+pub mod weight;
+pub mod world;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -69,7 +69,14 @@ impl Rig {
     }
 
     pub fn cx(&self) -> Cx<'_> {
-        Cx { device: &self.device, numerics: self.numerics, layer: Layer::Other, bound: None, meter: &self.meter }
+        Cx {
+            device: &self.device,
+            numerics: self.numerics,
+            layer: Layer::Other,
+            bound: None,
+            meter: &self.meter,
+            routes: None,
+        }
     }
 }
 
@@ -102,14 +109,12 @@ pub fn round(dtype: DType, value: f32) -> f32 {
 pub fn tensor(cx: &Cx, dtype: DType, shape: &[usize], values: &[f32]) -> Tensor {
     let mut t = empty(cx, dtype, shape);
     assert_eq!(t.len(), values.len());
-    if cx.device.has_data() {
-        match dtype {
-            DType::F32 => t.host_mut().unwrap().copy_from_slice(values),
-            DType::Bf16 => {
-                t.host_mut().unwrap().iter_mut().zip(values).for_each(|(t, v)| *t = bf16::from_f32(*v));
-            }
-            other => panic!("no values of {other}"),
+    match dtype {
+        DType::F32 => t.write(0, values).unwrap(),
+        DType::Bf16 => {
+            t.write(0, &values.iter().map(|v| bf16::from_f32(*v)).collect::<Vec<_>>()).unwrap();
         }
+        other => panic!("no values of {other}"),
     }
     t
 }
@@ -127,8 +132,8 @@ pub fn values(t: &Tensor) -> Vec<f32> {
         values.iter().map(|v| v.to_f32()).collect()
     }
     match t.dtype() {
-        DType::F32 => of(t.host::<f32>().unwrap()),
-        DType::Bf16 => of(t.host::<bf16>().unwrap()),
+        DType::F32 => of(&t.read::<f32>().unwrap()),
+        DType::Bf16 => of(&t.read::<bf16>().unwrap()),
         other => panic!("no float values of {other}"),
     }
 }
@@ -139,7 +144,7 @@ pub fn bytes(t: &Tensor) -> Vec<u8> {
 }
 
 fn raw<T: Pod>(t: &Tensor) -> Vec<T> {
-    t.host::<T>().unwrap().to_vec()
+    t.read::<T>().unwrap()
 }
 
 /// One sequence of a step.
@@ -168,7 +173,13 @@ pub struct Step {
 impl Step {
     /// `seqs` in order, the first `decodes` of which take the decode kernels.
     pub fn new(device: &Arc<Device>, seqs: &[Seq], decodes: usize) -> Step {
-        let mut inputs = StepInputs::new(device, LIMITS).unwrap();
+        let mut step = Step { inputs: StepInputs::new(device, LIMITS).unwrap(), spans: Vec::new(), decodes };
+        step.upload(seqs);
+        step
+    }
+
+    /// The same inputs with other sequences.
+    pub fn upload(&mut self, seqs: &[Seq]) {
         let mut spans = Vec::new();
         let mut places = Vec::new();
         let mut start = 0;
@@ -178,8 +189,8 @@ impl Step {
             places.push(Placement { slot_in: seq.slot_in, slot_out: seq.slot_out, pages });
             start += seq.len;
         }
-        inputs.upload(&spans, &places, &vec![0; start], &[]).unwrap();
-        Step { inputs, spans, decodes }
+        self.inputs.upload(&spans, &places, &vec![0; start], &[]).unwrap();
+        self.spans = spans;
     }
 
     pub fn batch(&self) -> Batch<'_> {

@@ -2,11 +2,12 @@
 
 use highwater::num::DType;
 use highwater::ops::Numerics;
-use highwater::ops::norm::{Case, Gate, Kind, add, add_rms, cases, cost, gated, rms};
+use highwater::ops::norm::{Case, Gate, Kind, add, add_rms, add_rms_fp8, cases, cost, gated, rms, rms_fp8};
+use highwater::ops::quantise::{Form, quantise};
 
 use super::{
-    Fixture, Rig, assert_close, assert_plan_counts_the_same, assert_shape_error, empty, numerics, random, rng, round,
-    tensor, values,
+    Fixture, Rig, assert_close, assert_plan_counts_the_same, assert_shape_error, bytes, empty, numerics, random, rng,
+    round, tensor, values,
 };
 
 const EPS: f32 = 1e-6;
@@ -60,6 +61,23 @@ fn every_case_equals_its_closed_form() {
                 assert_eq!(values(&residual), sum, "{name}: the residual is the rounded sum");
                 // The norm is of the stored sum, so its only error is its own.
                 assert_close(name, &values(&y), &by_row(&sum), 1e-7, relative_bound(dtype));
+            }
+            // Against the two ops they stand for, which have oracles of their own.
+            Kind::RmsFp8 | Kind::AddRmsFp8 => {
+                let mut residual = xt;
+                let q = if kind == Kind::RmsFp8 {
+                    rms_fp8(&cx, &residual, &wt, EPS).unwrap()
+                } else {
+                    let delta = tensor(&cx, dtype, &[rows, cols], &other);
+                    let q = add_rms_fp8(&cx, &mut residual, &delta, &wt, EPS).unwrap();
+                    assert_eq!(values(&residual), sum, "{name}: the residual is the rounded sum");
+                    q
+                };
+                let y = rms(&cx, &residual, &wt, EPS, "y").unwrap();
+                let want = quantise(&cx, y.view(), Form::Fp8Token).unwrap();
+                assert_eq!(q.form, want.form);
+                assert!(bytes(&q.codes) == bytes(&want.codes), "{name}: codes");
+                assert_eq!(values(&q.scales.unwrap()), values(&want.scales.unwrap()), "{name}");
             }
             Kind::Add => {
                 let mut residual = xt;
@@ -154,6 +172,15 @@ fn plan_and_cpu_allocate_the_same_and_the_meter_agrees_with_the_cost() {
                     add(&cx, &mut x, &other).unwrap();
                     ("add", None)
                 }
+                Kind::RmsFp8 | Kind::AddRmsFp8 => {
+                    let (op, q) = if case.kind == Kind::RmsFp8 {
+                        ("rms_fp8", rms_fp8(&cx, &x, &w, EPS).unwrap())
+                    } else {
+                        ("add_rms_fp8", add_rms_fp8(&cx, &mut x, &other, &w, EPS).unwrap())
+                    };
+                    assert_eq!((q.codes.shape(), q.scales.unwrap().shape()), (&[rows, cols][..], &[rows, 1][..]));
+                    (op, None)
+                }
                 Kind::Gated(gate) => ("gated_norm", Some(gated(&cx, &x, other.view(), &w, EPS, gate).unwrap())),
             };
             assert!(y.is_none_or(|y| y.shape() == [rows, cols] && y.dtype() == case.dtype));
@@ -179,6 +206,10 @@ fn operands_that_disagree_are_named() {
     assert_shape_error(rms(&cx, &bf16, &w, EPS, "y"), "rms", &["x is bf16", "must be f32"]);
     let narrow = f32s(&[2, 5]);
     assert_shape_error(add_rms(&cx, &mut x, &narrow, &w, EPS, "y"), "add_rms", &["delta", "[2, 5]", "[2, 6]"]);
+    assert_shape_error(rms_fp8(&cx, &x, &f32s(&[5]), EPS), "rms_fp8", &["w is", "[5]", "[6]"]);
+    assert_shape_error(rms_fp8(&cx, &bf16, &w, EPS), "rms_fp8", &["x is bf16", "must be f32"]);
+    assert_shape_error(add_rms_fp8(&cx, &mut x, &narrow, &w, EPS), "add_rms_fp8", &["delta", "[2, 5]", "[2, 6]"]);
+    assert_shape_error(add_rms_fp8(&cx, &mut x, &f32s(&[2, 6]), &w, -1.0), "add_rms_fp8", &["eps is -1"]);
     assert_shape_error(add(&cx, &mut x, &narrow), "add", &["delta", "[2, 5]", "[2, 6]"]);
     let gated = |z: &highwater::tensor::Tensor, from, cols, w: &highwater::tensor::Tensor, parts: &[&str]| {
         assert_shape_error(gated(&cx, &f32s(&[2, 6]), z.columns(from, cols), w, EPS, Gate::Silu), "gated_norm", parts);

@@ -25,7 +25,7 @@ fn nearest(v: f32, codes: u8, decode: fn(u8) -> f64) -> f32 {
     if v < 0.0 { -decode(best) as f32 } else { decode(best) as f32 }
 }
 
-fn to_e4m3(v: f32) -> f32 {
+pub(super) fn to_e4m3(v: f32) -> f32 {
     nearest(v, 0x7F, e4m3)
 }
 

@@ -30,21 +30,21 @@ pub(super) fn e2m1(code: u8) -> f64 {
 
 /// A weight drawn at random, with what its buffers mean.
 #[derive(Debug, Clone)]
-pub(super) struct Synth {
-    pub(super) spec: LinearSpec,
-    pub(super) codes: Vec<u8>,
+pub struct Synth {
+    pub spec: LinearSpec,
+    pub codes: Vec<u8>,
     /// Of FP8 blocks.
-    pub(super) block_scales: Vec<f32>,
+    pub block_scales: Vec<f32>,
     /// Of NVFP4 groups.
-    pub(super) group_scales: Vec<u8>,
-    pub(super) row_scales: Vec<f32>,
+    pub group_scales: Vec<u8>,
+    pub row_scales: Vec<f32>,
     /// The scale of its input, where it takes one.
-    pub(super) input: f32,
+    pub input: f32,
 }
 
 impl Synth {
     /// Any finite code; scales within a factor of four, so that values are about one over the root of the width.
-    pub(super) fn new(rng: &mut ChaCha8Rng, spec: LinearSpec) -> Synth {
+    pub fn new(rng: &mut ChaCha8Rng, spec: LinearSpec) -> Synth {
         let (rows, cols) = (spec.rows, spec.cols);
         let near = |rng: &mut ChaCha8Rng, at: f32| at * rng.random_range(0.5..2.0f32);
         let width = (cols as f32).sqrt();
@@ -81,7 +81,7 @@ impl Synth {
     }
 
     /// Rows `first..first + rows` as a weight of their own; whole segments.
-    pub(super) fn slice(&self, first: usize, rows: usize) -> Synth {
+    pub fn slice(&self, first: usize, rows: usize) -> Synth {
         let (cols, segment) = (self.spec.cols, self.spec.segment_rows);
         let part = |all: &[u8], per_row: usize| all[first * per_row..(first + rows) * per_row].to_vec();
         let mut slice = self.clone();
@@ -107,13 +107,13 @@ impl Synth {
     }
 
     /// On a device; its input's scale is one for all rows.
-    pub(super) fn on(&self, device: &Arc<Device>) -> Weight {
+    pub fn on(&self, device: &Arc<Device>) -> Weight {
         let stored = matches!(self.spec.act, ActScheme::Fp8Tensor | ActScheme::Nvfp4);
         self.with(device, if stored { InputScale::One(self.input) } else { InputScale::None })
     }
 
     /// On a device, with an input scale for each of equal groups of rows where it takes any.
-    pub(super) fn on_each(&self, device: &Arc<Device>, scales: &[f32]) -> Weight {
+    pub fn on_each(&self, device: &Arc<Device>, scales: &[f32]) -> Weight {
         let stored = matches!(self.spec.act, ActScheme::Fp8Tensor | ActScheme::Nvfp4);
         let each = || InputScale::Each(tensor(device, DType::F32, &[scales.len()], scales));
         self.with(device, if stored { each() } else { InputScale::None })
@@ -122,16 +122,14 @@ impl Synth {
     fn with(&self, device: &Arc<Device>, input: InputScale) -> Weight {
         let tag = Tag::new(Layer::Weights, "test", "weight");
         let mut w = Weight::alloc(device, tag, self.spec, input).unwrap();
-        if device.has_data() {
-            w.codes_mut().host_mut::<u8>().unwrap().copy_from_slice(&self.codes);
-            if let Some(t) = w.row_scales_mut() {
-                t.host_mut::<f32>().unwrap().copy_from_slice(&self.row_scales);
-            }
-            if let Some(t) = w.scales_mut() {
-                match t.dtype() {
-                    DType::U8 => t.host_mut::<u8>().unwrap().copy_from_slice(&self.group_scales),
-                    _ => t.host_mut::<f32>().unwrap().copy_from_slice(&self.block_scales),
-                }
+        w.codes_mut().write(0, &self.codes).unwrap();
+        if let Some(t) = w.row_scales_mut() {
+            t.write(0, &self.row_scales).unwrap();
+        }
+        if let Some(t) = w.scales_mut() {
+            match t.dtype() {
+                DType::U8 => t.write(0, &self.group_scales).unwrap(),
+                _ => t.write(0, &self.block_scales).unwrap(),
             }
         }
         w
@@ -157,13 +155,13 @@ impl Synth {
     }
 
     /// An element, as the product of its factors in f64.
-    pub(super) fn exact(&self, row: usize, col: usize) -> f64 {
+    pub fn exact(&self, row: usize, col: usize) -> f64 {
         let (code, scale, global) = self.factors(row, col);
         if self.spec.scheme == Scheme::Nvfp4(Global::Divides) { code * scale / global } else { code * scale * global }
     }
 
     /// An element in f32, in the peers' order of operations.
-    pub(super) fn written(&self, row: usize, col: usize) -> f32 {
+    pub fn written(&self, row: usize, col: usize) -> f32 {
         let (code, scale, global) = self.factors(row, col);
         let (code, scale, global) = (code as f32, scale as f32, global as f32);
         match self.spec.scheme {
@@ -175,7 +173,7 @@ impl Synth {
 }
 
 /// Every quantised scheme with the input scheme it comes with.
-pub(super) const SCHEMES: [(Scheme, ActScheme); 6] = [
+pub const SCHEMES: [(Scheme, ActScheme); 6] = [
     (Scheme::Fp8(Grain::Tensor), ActScheme::Fp8Tensor),
     (Scheme::Fp8(Grain::Channel), ActScheme::Fp8Token),
     (Scheme::Fp8(Grain::Block), ActScheme::Fp8Group),

@@ -32,7 +32,7 @@ pub(super) fn plan() -> Arc<Device> {
 
 /// A context of an attention layer.
 pub(super) fn cx<'a>(device: &'a Arc<Device>, meter: &'a Meter, numerics: Numerics) -> Cx<'a> {
-    Cx { device, numerics, layer: Layer::Attention, bound: None, meter }
+    Cx { device, numerics, layer: Layer::Attention, bound: None, meter, routes: None }
 }
 
 /// The numerics whose activations are `dtype`.
@@ -51,33 +51,28 @@ pub(super) fn stored(dtype: DType, values: &[f32]) -> Vec<f32> {
 }
 
 /// A persistent tensor, filled where the device holds data.
-pub(super) fn tensor(device: &Arc<Device>, dtype: DType, shape: &[usize], values: &[f32]) -> Tensor {
+pub fn tensor(device: &Arc<Device>, dtype: DType, shape: &[usize], values: &[f32]) -> Tensor {
     let mut t = blank(device, dtype, shape);
-    if device.has_data() {
-        match dtype {
-            DType::F32 => t.host_mut::<f32>().unwrap().copy_from_slice(values),
-            DType::Bf16 => {
-                for (to, &v) in t.host_mut::<bf16>().unwrap().iter_mut().zip(values) {
-                    *to = bf16::from_f32(v);
-                }
-            }
-            other => panic!("{other}"),
+    assert_eq!(t.len(), values.len());
+    match dtype {
+        DType::F32 => t.write(0, values).unwrap(),
+        DType::Bf16 => {
+            t.write(0, &values.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>()).unwrap();
         }
+        other => panic!("{other}"),
     }
     t
 }
 
 /// A persistent tensor of integers.
-pub(super) fn ints(device: &Arc<Device>, values: &[i32]) -> Tensor {
+pub fn ints(device: &Arc<Device>, values: &[i32]) -> Tensor {
     let mut t = blank(device, DType::I32, &[values.len()]);
-    if device.has_data() {
-        t.host_mut::<i32>().unwrap().copy_from_slice(values);
-    }
+    t.write(0, values).unwrap();
     t
 }
 
 /// A persistent tensor as the device makes it: NaN where it holds data.
-pub(super) fn blank(device: &Arc<Device>, dtype: DType, shape: &[usize]) -> Tensor {
+pub fn blank(device: &Arc<Device>, dtype: DType, shape: &[usize]) -> Tensor {
     let tag = Tag::new(Layer::Weights, "test", "operand");
     let buffer = device.alloc(End::Persistent, tag, byte_size(dtype, shape).unwrap()).unwrap();
     Tensor::new(buffer, dtype, shape).unwrap()

@@ -16,7 +16,7 @@ fn device() -> Arc<Device> {
 }
 
 fn cx<'a>(device: &'a Arc<Device>, meter: &'a Meter) -> Cx<'a> {
-    Cx { device, numerics: Numerics::F32, layer: Layer::Attention, bound: None, meter }
+    Cx { device, numerics: Numerics::F32, layer: Layer::Attention, bound: None, meter, routes: None }
 }
 
 fn blank(device: &Arc<Device>, dtype: DType, shape: &[usize]) -> Tensor {

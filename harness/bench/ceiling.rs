@@ -1,0 +1,134 @@
+//! What a card can do at most, measured in the same process: reading as many bytes, and cuBLASLt's largest products.
+
+use std::collections::HashMap;
+
+use highwater::device::cuda::blas::Product;
+use highwater::error::Result;
+use highwater::num::DType;
+use highwater::ops::launch::stream;
+use highwater::ops::{Cost, Cx, cost::Unit};
+use highwater::tensor::Tensor;
+
+use super::operands::Maker;
+use super::time::Timing;
+use super::{Bench, calls};
+use crate::stats::Summary;
+
+/// Rows, outputs and inputs of the products that give the ceiling of arithmetic.
+const PRODUCT: u64 = 8192;
+/// Sizes within a sixteenth of a power of two share a measurement.
+const SIZES_PER_DOUBLING: f64 = 16.0;
+/// What a product reads and writes at a time: whole vectors.
+const VECTOR_BYTES: u64 = 16;
+
+/// Ceilings, measured when they are first asked for.
+#[derive(Debug, Default)]
+pub(super) struct Ceilings {
+    reads: HashMap<i64, f64>,
+    bf16: Option<f64>,
+    fp8: Option<f64>,
+}
+
+impl Ceilings {
+    /// Seconds that a call of this cost takes at least: to read its bytes, or for its arithmetic on the tensor cores; and
+    /// which of the two. None where there is no card to measure on.
+    pub(super) fn seconds(&mut self, bench: &Bench, cost: &Cost) -> Result<Option<(f64, &'static str)>> {
+        if !bench.on_card() {
+            return Ok(None);
+        }
+        let bytes = cost.resident_bytes + cost.activation_bytes;
+        let key = ((bytes.max(1) as f64).log2() * SIZES_PER_DOUBLING).round() as i64;
+        let per_byte = if let Some(seconds) = self.reads.get(&key) {
+            *seconds
+        } else {
+            let seconds = median(&read(bench, bytes)?) / bytes.max(1) as f64;
+            self.reads.insert(key, seconds);
+            seconds
+        };
+        let memory = per_byte * bytes as f64;
+        let rate = match cost.unit {
+            Unit::F32 => return Ok(Some((memory, "memory"))),
+            Unit::Bf16 => rate(bench, &mut self.bf16, DType::Bf16)?,
+            Unit::Fp8 => rate(bench, &mut self.fp8, DType::U8)?,
+        };
+        let compute = cost.flops as f64 / rate;
+        Ok(Some(if compute > memory { (compute, "compute") } else { (memory, "memory") }))
+    }
+}
+
+fn median(timing: &Timing) -> f64 {
+    Summary::of(&timing.seconds).map_or(f64::NAN, |summary| summary.median)
+}
+
+fn rate(bench: &Bench, known: &mut Option<f64>, operands: DType) -> Result<f64> {
+    if let Some(rate) = known {
+        return Ok(*rate);
+    }
+    let flops = 2.0 * (PRODUCT as f64).powi(3);
+    let rate = flops / median(&largest_product(bench, operands)?);
+    *known = Some(rate);
+    Ok(rate)
+}
+
+/// Reads of `bytes`, cold or warm as the rows are.
+pub(super) fn read(bench: &Bench, bytes: u64) -> Result<Timing> {
+    let vectors = bytes.div_ceil(VECTOR_BYTES).max(1) as usize;
+    let copies = bench.copies(bytes);
+    bench.with(|cx| {
+        let make = Maker::new(*cx);
+        let xs = (0..copies).map(|_| make.normal(DType::F32, &[4 * vectors], 0.0, 1.0)).collect::<Result<Vec<_>>>()?;
+        let blocks = stream::blocks(cx.device, xs[0].bytes()) as usize;
+        let mut fold = make.empty(DType::I32, &[blocks])?;
+        let mut run = |copy: usize| stream::read(cx.device, &xs[copy], &mut fold).map(|()| Vec::new());
+        run(0)?;
+        bench.watch().time(copies, calls(copies, bytes as f64 / cx.device.spec().rates.dram), &mut run)
+    })
+}
+
+/// Copies of `bytes`, read and written.
+pub(super) fn copy(bench: &Bench, bytes: u64) -> Result<Timing> {
+    let vectors = bytes.div_ceil(VECTOR_BYTES).max(1) as usize;
+    let copies = bench.copies(2 * bytes);
+    bench.with(|cx| {
+        let make = Maker::new(*cx);
+        let operand = || make.normal(DType::F32, &[4 * vectors], 0.0, 1.0);
+        let xs = (0..copies).map(|_| operand()).collect::<Result<Vec<_>>>()?;
+        let mut ys = (0..copies).map(|_| operand()).collect::<Result<Vec<_>>>()?;
+        let mut run = |copy: usize| stream::copy(cx.device, &xs[copy], &mut ys[copy]).map(|()| Vec::new());
+        run(0)?;
+        bench.watch().time(copies, calls(copies, 2.0 * bytes as f64 / cx.device.spec().rates.dram), &mut run)
+    })
+}
+
+/// cuBLASLt's product of 8192 cubed.
+pub(super) fn largest_product(bench: &Bench, operands: DType) -> Result<Timing> {
+    product(bench, PRODUCT as usize, PRODUCT as usize, PRODUCT as usize, operands, DType::Bf16)
+}
+
+/// cuBLASLt's product of `m` rows by a weight `[n, k]`: bf16, or e4m3 codes under one scale each.
+pub(super) fn product(bench: &Bench, m: usize, n: usize, k: usize, operands: DType, out: DType) -> Result<Timing> {
+    let element = operands.bytes() as usize;
+    let bytes = (m * k + n * k) * element + m * n * out.bytes() as usize;
+    let copies = bench.copies(bytes as u64);
+    let shape = Product { m: m as u64, n: n as u64, k: k as u64, x_pitch: k as u64, y_pitch: n as u64, operands, out };
+    bench.with(|cx| {
+        let make = Maker::new(*cx);
+        let each = |shape: &[usize], std: f32| {
+            (0..copies).map(|_| make.normal(operands, shape, 0.0, std)).collect::<Result<Vec<_>>>()
+        };
+        let (xs, ws) = (each(&[m, k], 1.0)?, each(&[n, k], (k as f32).sqrt().recip())?);
+        let mut run = |copy: usize| multiply(cx, shape, &xs[copy], &ws[copy]).map(|y| vec![y]);
+        drop(run(0)?);
+        let rates = cx.device.spec().rates;
+        let floor = (bytes as f64 / rates.dram).max(2.0 * (m * n * k) as f64 / rates.fp8);
+        bench.watch().time(copies, calls(copies, floor), &mut run)
+    })
+}
+
+fn multiply(cx: &Cx, product: Product, x: &Tensor, w: &Tensor) -> Result<Tensor> {
+    let y = cx.alloc("bench", "y", product.out, &[product.m as usize, product.n as usize])?;
+    if let Some(cuda) = cx.device.as_cuda() {
+        cuda.product(product, x.arg(), w.arg(), y.arg())?;
+    }
+    Ok(y)
+}

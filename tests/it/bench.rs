@@ -1,0 +1,108 @@
+//! `highwater bench` as a user runs it: the CPU arm here, the cards' kernels in emulation, a card where there is one.
+
+use std::path::Path;
+use std::process::Command;
+
+use highwater::device::cuda::{emulator, info};
+
+fn bench(args: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_highwater")).arg("bench").args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// A CSV's rows by column.
+struct Rows {
+    header: csv::StringRecord,
+    records: Vec<csv::StringRecord>,
+}
+
+impl Rows {
+    fn of(file: &Path) -> Rows {
+        let mut reader = csv::Reader::from_path(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        Rows { header: reader.headers().unwrap().clone(), records: reader.records().map(Result::unwrap).collect() }
+    }
+
+    fn column(&self, name: &str) -> Vec<&str> {
+        let at = self.header.iter().position(|column| column == name).unwrap_or_else(|| panic!("no column {name}"));
+        self.records.iter().map(|record| &record[at]).collect()
+    }
+}
+
+#[test]
+fn the_cpu_arm_is_timed_and_its_rows_say_where_they_come_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().display().to_string();
+    let (code, text, err) = bench(&["norm", "silu_mul", "--device", "cpu", "--cap", "0.01", "--out", &out]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(text.contains("add_rms") && text.contains("% of ceiling: the time of reading"), "{text}");
+    let rows = Rows::of(&dir.path().join("host/kernels.csv"));
+    assert!(rows.records.len() >= 12);
+    assert!(rows.column("median_us").iter().all(|us| us.parse::<f64>().unwrap() > 0.0));
+    assert!(rows.column("checked").iter().all(|checked| checked.is_empty()), "the reference checks nothing");
+    for column in ["card", "device", "time", "run", "version", "argv", "profile", "samples", "bytes", "gb_s"] {
+        assert!(rows.column(column).iter().all(|value| !value.is_empty()), "{column}");
+    }
+}
+
+#[test]
+fn every_kernel_in_emulation_agrees_with_the_cpu_arm() {
+    if let Some(why) = emulator::unavailable() {
+        assert!(std::env::var_os("REQUIRE_EMULATOR").is_none(), "REQUIRE_EMULATOR is set: {why}");
+        println!("skipped: {why}");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().display().to_string();
+    let (code, text, err) = bench(&["--device", "emulated", "--cap", "0", "--out", &out]);
+    assert_eq!(code, Some(0), "{text}{err}");
+    let rows = Rows::of(&dir.path().join("h200/kernels.csv"));
+    let (kernels, checked) = (rows.column("kernel"), rows.column("checked"));
+    for ((kernel, checked), note) in kernels.iter().zip(checked).zip(rows.column("note")) {
+        assert_eq!(checked, "true", "{kernel}: {note}");
+    }
+    assert_eq!(kernels.iter().collect::<std::collections::BTreeSet<_>>().len(), 11);
+}
+
+#[test]
+fn a_card_s_rows_are_checked_and_held_against_its_ceilings() {
+    if info::cards().map_or(0, |cards| cards.len()) == 0 {
+        assert!(std::env::var_os("REQUIRE_GPU").is_none(), "REQUIRE_GPU is set and no card was found");
+        println!("skipped: no card");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().display().to_string();
+    let args = ["ceiling", "norm", "linear", "--filter", "M=8", "--filter", "27b", "--cap", "0.2", "--out", &out];
+    let (code, text, err) = bench(&[&args[..], &["--peer", "cublaslt"]].concat());
+    assert_eq!(code, Some(0), "{text}{err}");
+    let folder = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
+    let rows = Rows::of(&folder.join("kernels.csv"));
+    for ((label, checked), percent) in
+        rows.column("part").iter().zip(rows.column("checked")).zip(rows.column("percent_of_ceiling"))
+    {
+        assert_eq!(checked, "true", "{label}");
+        let percent: f64 = percent.parse().unwrap();
+        assert!((0.1..130.0).contains(&percent), "{label}: {percent} %");
+    }
+    assert!(rows.column("peer_median_us").iter().any(|us| !us.is_empty()));
+}
+
+#[test]
+fn what_cannot_be_timed_is_refused_with_what_can() {
+    let (code, _, err) = bench(&["gemm", "--device", "cpu"]);
+    assert_eq!(code, Some(2));
+    assert!(err.contains("the kernels are attention, conv1d"), "{err}");
+    let (code, _, err) = bench(&["--device", "plan"]);
+    assert_eq!((code, err.contains("a plan has no time")), (Some(2), true), "{err}");
+    let (code, _, err) = bench(&["--device", "cpu", "--filter", "no such row"]);
+    assert_eq!((code, err.contains("--list")), (Some(2), true), "{err}");
+    let (code, out, _) = bench(&["moe", "--device", "cpu", "--list"]);
+    assert_eq!(code, Some(0));
+    assert!(out.lines().count() > 5 && out.lines().all(|line| line.starts_with("moe tiny-moe ")), "{out}");
+    // A folder that cannot be made fails before anything is timed.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let (code, out, err) = bench(&["norm", "--device", "cpu", "--out", &file.path().display().to_string()]);
+    assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
+    assert!(err.contains("cannot make"), "{err}");
+}
