@@ -1,5 +1,7 @@
 //! The CPU arm of `attention`: operations per second on the shapes its tests share, and on a prompt of 2048 tokens.
 
+mod support;
+
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -11,6 +13,7 @@ use highwater::ops::batch::{PAGE_TOKENS, Placement};
 use highwater::ops::kv_write::KvPages;
 use highwater::ops::{Batch, Cx, Limits, Meter, Numerics, Span, StepInputs};
 use highwater::tensor::{Tensor, byte_size};
+use support::cuda::{self, CudaTime};
 
 const SLAB_BYTES: u64 = 2 << 30;
 
@@ -21,6 +24,11 @@ fn fill(t: &mut Tensor) {
         DType::Bf16 => {
             for (i, v) in t.host_mut::<bf16>().expect("data").iter_mut().enumerate() {
                 *v = bf16::from_f32(value(i));
+            }
+        }
+        DType::U8 => {
+            for (i, v) in t.host_mut::<u8>().expect("data").iter_mut().enumerate() {
+                *v = (i * 2_654_435_761 % 127) as u8;
             }
         }
         _ => {
@@ -61,18 +69,20 @@ fn inputs(device: &Arc<Device>, spans: &[Span]) -> (StepInputs, usize) {
 
 fn bench(c: &mut Criterion) {
     let dims = AttnDims { heads: 8, kv_heads: 2, head_dim: 256, rotary_dim: 64 };
-    let prompt = Case { name: "prompt-2048", dims, sequences: vec![(0, 2048)], decodes: 0, dtype: DType::Bf16 };
+    let (dtype, kv) = (DType::Bf16, DType::Bf16);
+    let prompt = Case { name: "prompt-2048", dims, sequences: vec![(0, 2048)], decodes: 0, dtype, kv };
     let decode = Case { name: "decode-4096", sequences: vec![(4095, 1)], decodes: 1, ..prompt.clone() };
     let mut group = c.benchmark_group("attention");
     group.sample_size(10);
     for case in cases().into_iter().chain([prompt, decode]) {
         let device = Device::cpu(DeviceSpec::host(), SLAB_BYTES).expect("a slab");
         let numerics = if case.dtype == DType::Bf16 { Numerics::BF16 } else { Numerics::F32 };
+        let numerics = Numerics { kv: case.kv, ..numerics };
         let meter = Meter::default();
-        let cx = Cx { device: &device, numerics, layer: Layer::Attention, bound: None, meter: &meter };
+        let cx = Cx { device: &device, numerics, layer: Layer::Attention, bound: None, meter: &meter, routes: None };
         let spans = spans(&case);
         let (inputs, pages) = inputs(&device, &spans);
-        let mut kv = KvPages::new(&device, case.dtype, pages, case.dims).expect("room");
+        let mut kv = KvPages::new(&device, case.kv, pages, case.dims).expect("room");
         fill(&mut kv.k);
         fill(&mut kv.v);
         let shape = [spans.iter().map(|s| s.len).sum(), case.dims.qkv_cols()];
@@ -81,13 +91,18 @@ fn bench(c: &mut Criterion) {
         let mut qkv = Tensor::new(buffer, case.dtype, &shape).expect("a shape");
         fill(&mut qkv);
         let batch = Batch { spans: &spans, decodes: case.decodes, inputs: &inputs };
-        group.throughput(Throughput::Elements(cost(case.dims, &spans, case.dtype, case.dtype).flops));
-        group.bench_function(BenchmarkId::from_parameter(case.name), |b| {
+        group.throughput(Throughput::Elements(cost(case.dims, &spans, case.dtype, case.kv).flops));
+        group.bench_function(BenchmarkId::new(case.name, case.kv), |b| {
             b.iter(|| attend(&cx, &qkv, &kv, case.dims, &batch).expect("a result"));
         });
     }
     group.finish();
 }
 
+fn on_card(c: &mut Criterion<CudaTime>) {
+    cuda::kernels(c, &["attention"]);
+}
+
 criterion_group!(benches, bench);
-criterion_main!(benches);
+criterion_group!(name = card; config = cuda::criterion(); targets = on_card);
+criterion_main!(benches, card);

@@ -6,6 +6,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use highwater::num::DType;
 use highwater::ops::conv1d::{cases, causal, cost};
 use support::Rig;
+use support::cuda::{self, CudaTime};
 
 fn bench(c: &mut Criterion) {
     let mut group = c.benchmark_group("conv1d");
@@ -27,5 +28,10 @@ fn bench(c: &mut Criterion) {
     group.finish();
 }
 
+fn on_card(c: &mut Criterion<CudaTime>) {
+    cuda::kernels(c, &["conv1d"]);
+}
+
 criterion_group!(benches, bench);
-criterion_main!(benches);
+criterion_group!(name = card; config = cuda::criterion(); targets = on_card);
+criterion_main!(benches, card);

@@ -7,6 +7,7 @@ use highwater::num::DType;
 use highwater::ops::activation::Gates;
 use highwater::ops::gdn_prefill::{cases, chunked, cost};
 use support::Rig;
+use support::cuda::{self, CudaTime};
 
 fn bench(c: &mut Criterion) {
     let mut group = c.benchmark_group("gdn_prefill");
@@ -32,5 +33,10 @@ fn bench(c: &mut Criterion) {
     group.finish();
 }
 
+fn on_card(c: &mut Criterion<CudaTime>) {
+    cuda::kernels(c, &["gdn_prefill"]);
+}
+
 criterion_group!(benches, bench);
-criterion_main!(benches);
+criterion_group!(name = card; config = cuda::criterion(); targets = on_card);
+criterion_main!(benches, card);

@@ -1,5 +1,7 @@
 //! The CPU arm of `linear`: operations per second on the shapes its tests share, and on the head's.
 
+mod support;
+
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -12,6 +14,7 @@ use highwater::ops::scheme::{ActScheme, Global, Grain, Scheme};
 use highwater::ops::weight::{InputScale, LinearSpec, Weight};
 use highwater::ops::{Cx, Meter, Numerics};
 use highwater::tensor::{Tensor, byte_size};
+use support::cuda::{self, CudaTime};
 
 const SLAB_BYTES: u64 = 4 << 30;
 
@@ -84,7 +87,14 @@ fn bench(c: &mut Criterion) {
         let Shape { tokens, x, w, out } = case.shape;
         let device = Device::cpu(DeviceSpec::host(), SLAB_BYTES).expect("a slab");
         let meter = Meter::default();
-        let cx = Cx { device: &device, numerics: Numerics::BF16, layer: Layer::Other, bound: None, meter: &meter };
+        let cx = Cx {
+            device: &device,
+            numerics: Numerics::BF16,
+            layer: Layer::Other,
+            bound: None,
+            meter: &meter,
+            routes: None,
+        };
         let (x, w) = (operand(&device, x, &[tokens, w.cols]), weight(&device, w));
         let flops = cost(device.spec(), &case.shape).expect("a shape").flops;
         group.throughput(Throughput::Elements(flops));
@@ -95,5 +105,10 @@ fn bench(c: &mut Criterion) {
     group.finish();
 }
 
+fn on_card(c: &mut Criterion<CudaTime>) {
+    cuda::kernels(c, &["linear"]);
+}
+
 criterion_group!(benches, bench);
-criterion_main!(benches);
+criterion_group!(name = card; config = cuda::criterion(); targets = on_card);
+criterion_main!(benches, card);

@@ -1,5 +1,7 @@
 //! Router and experts on this machine's processor, one time per case; throughput in floating-point operations.
 
+mod support;
+
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -12,6 +14,7 @@ use highwater::ops::moe::{self, Case, Experts};
 use highwater::ops::weight::Weight;
 use highwater::ops::{Cx, Meter, Numerics, fill};
 use highwater::tensor::{Tensor, byte_size};
+use support::cuda::{self, CudaTime};
 
 const SLAB_BYTES: u64 = 1 << 30;
 
@@ -41,7 +44,7 @@ fn bench(c: &mut Criterion) {
     let mut group = c.benchmark_group("moe");
     for case in moe::cases() {
         let numerics = if case.act == DType::Bf16 { Numerics::BF16 } else { Numerics::F32 };
-        let cx = Cx { device: &device, numerics, layer: Layer::Moe, bound: None, meter: &meter };
+        let cx = Cx { device: &device, numerics, layer: Layer::Moe, bound: None, meter: &meter, routes: None };
         let moe::Dims { hidden, inter, experts: e, top_k } = case.dims;
         let (logits, x) = (
             normal(&cx, "logits", case.act, &[case.tokens, e], 1.0),
@@ -61,5 +64,10 @@ fn bench(c: &mut Criterion) {
     group.finish();
 }
 
+fn on_card(c: &mut Criterion<CudaTime>) {
+    cuda::kernels(c, &["moe"]);
+}
+
 criterion_group!(benches, bench);
-criterion_main!(benches);
+criterion_group!(name = card; config = cuda::criterion(); targets = on_card);
+criterion_main!(benches, card);

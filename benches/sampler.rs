@@ -1,5 +1,7 @@
 //! Drawing a token on this machine's processor, by kind of parameters; throughput in logits.
 
+mod support;
+
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -9,6 +11,7 @@ use highwater::num::philox::stream_key;
 use highwater::ops::sampler::{self, SampleRow};
 use highwater::ops::{Cx, Meter, Numerics, fill};
 use highwater::tensor::{Tensor, byte_size};
+use support::cuda::{self, CudaTime};
 
 const SLAB_BYTES: u64 = 64 << 20;
 
@@ -39,7 +42,14 @@ fn kinds(decodable: u32) -> Vec<(&'static str, SampleRow)> {
 fn bench(c: &mut Criterion) {
     let device = Device::cpu(DeviceSpec::host(), SLAB_BYTES).unwrap();
     let meter = Meter::default();
-    let cx = Cx { device: &device, numerics: Numerics::F32, layer: Layer::Sampler, bound: None, meter: &meter };
+    let cx = Cx {
+        device: &device,
+        numerics: Numerics::F32,
+        layer: Layer::Sampler,
+        bound: None,
+        meter: &meter,
+        routes: None,
+    };
     let mut group = c.benchmark_group("sampler");
     for case in sampler::cases() {
         let shape = [case.rows, case.vocab];
@@ -64,5 +74,10 @@ fn bench(c: &mut Criterion) {
     group.finish();
 }
 
+fn on_card(c: &mut Criterion<CudaTime>) {
+    cuda::kernels(c, &["sampler"]);
+}
+
 criterion_group!(benches, bench);
-criterion_main!(benches);
+criterion_group!(name = card; config = cuda::criterion(); targets = on_card);
+criterion_main!(benches, card);

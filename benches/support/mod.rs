@@ -1,5 +1,7 @@
-//! What the benches of the GDN ops and norms share: a device, a context, operands, a step.
-#![allow(dead_code, unreachable_pub)] // each bench uses its part
+//! What benches share: a device, a context, operands, a step; and, in `cuda`, the groups that run on a card.
+#![allow(dead_code, unreachable_pub, clippy::print_stdout)] // each bench uses its part, and says what it leaves out
+
+pub mod cuda;
 
 use std::sync::Arc;
 
@@ -27,7 +29,14 @@ impl Rig {
     }
 
     pub fn cx(&self) -> Cx<'_> {
-        Cx { device: &self.device, numerics: self.numerics, layer: Layer::Other, bound: None, meter: &self.meter }
+        Cx {
+            device: &self.device,
+            numerics: self.numerics,
+            layer: Layer::Other,
+            bound: None,
+            meter: &self.meter,
+            routes: None,
+        }
     }
 
     /// A tensor of values between `from` and `to`, neither zeros nor denormal: those run at another speed.
