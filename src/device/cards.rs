@@ -57,6 +57,11 @@ const fn card(
     DeviceSpec { name, title, arch, sms, total_bytes, overhead: overhead(arch, sms), rates }
 }
 
+/// A card whose memory outside the slab was measured: what `highwater doctor --calibrate` prints.
+const fn measured(card: DeviceSpec, bytes: u64, date: &'static str, driver: &'static str) -> DeviceSpec {
+    DeviceSpec { overhead: Overhead::Measured { bytes, date, driver }, ..card }
+}
+
 #[rustfmt::skip]
 static CARDS: [DeviceSpec; 16] = [
     // llama.cpp, Linux: 24123 MiB, rounded down; 24124 to 24159 also seen, and 24238 on driver 535.
@@ -108,8 +113,8 @@ static CARDS: [DeviceSpec; 16] = [
         85_017_493_504, rates(3350.0, 989.5, 1979.0, 67.0)),
     // cuDeviceTotalMem, driver 580.159.04, read here 2026-11-30; a bare context took 552,402,944 B of it. ECC on (HBM: it
     // costs no capacity); 139.72 GiB also seen.
-    card("h200", "NVIDIA H200", Arch::Sm90a, 132,
-        150_109_880_320, rates(4800.0, 989.5, 1979.0, 67.0)),
+    measured(card("h200", "NVIDIA H200", Arch::Sm90a, 132,
+        150_109_880_320, rates(4800.0, 989.5, 1979.0, 67.0)), 617_414_656, "2026-12-01", "580.159.04"),
     // PyTorch, Linux, ECC on: exact bytes; 182620 and, on driver 595, 182624 MiB also seen. Rates: HGX, 1000 W.
     card("b200", "NVIDIA B200", Arch::Sm100a, 148,
         191_503_007_744, rates(7700.0, 2250.0, 4500.0, 75.0)),
@@ -333,7 +338,6 @@ mod tests {
             ("rtx-pro-6000", 555),
             ("a100-80g", 440),
             ("h100", 525),
-            ("h200", 527),
         ] {
             let bytes = find(name).unwrap().overhead.bytes();
             assert!(bytes >= mib(context_mib + LIBRARIES_MIB), "{name}: {bytes}");

@@ -17,4 +17,5 @@ mod kernels;
 mod mem;
 mod ops;
 mod plan;
+mod results;
 mod tidy;

