@@ -41,10 +41,15 @@ const SPILLS: &[Spill] = &[
     Spill { entry: "moe_gemm_down", arch: Arch::Sm80, bytes: 348, why: BLOCKED },
     Spill { entry: "moe_gemm_down", arch: Arch::Sm86, bytes: 348, why: BLOCKED },
     Spill { entry: "moe_gemm_down", arch: Arch::Sm100a, bytes: 40, why: BLOCKED },
+    Spill { entry: "settle_bf16", arch: Arch::Sm86, bytes: 28, why: SETTLE },
+    Spill { entry: "settle_bf16", arch: Arch::Sm89, bytes: 28, why: SETTLE },
     Spill { entry: "nvfp4_gemm", arch: Arch::Sm100a, bytes: 12, why: NVFP4 },
 ];
 /// Tiles of experts in FP8 blocks.
 const BLOCKED: &str = "two sets of sums, one for each 128 columns; a smaller tile would read the weights again";
+/// The sampler's rows without a short list.
+const SETTLE: &str =
+    "one word, read back outside the loop over lanes; more registers would leave a block fewer a processor";
 /// One tile of NVFP4 by NVFP4.
 const NVFP4: &str = "three words outside the loop, on one arch";
 

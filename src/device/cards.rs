@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn overhead_is_assumed_covers_every_reported_context_and_leaves_a_slab() {
+    fn overhead_covers_every_reported_context_and_leaves_a_slab() {
         for (name, context_mib) in [
             ("rtx-3090", 271),
             ("rtx-4090", 392),
@@ -343,7 +343,8 @@ mod tests {
             assert!(bytes >= mib(context_mib + LIBRARIES_MIB), "{name}: {bytes}");
         }
         for card in all() {
-            assert_eq!(card.overhead.kind(), "assumed", "{}", card.name);
+            let measured = ["h200"].contains(&card.name);
+            assert_eq!(card.overhead.kind(), if measured { "measured" } else { "assumed" }, "{}", card.name);
             assert!((mib(300)..mib(1024)).contains(&card.overhead.bytes()), "{}", card.name);
             assert_eq!(card.slab_bytes(None), card.total_bytes - card.overhead.bytes());
         }

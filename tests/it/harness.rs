@@ -213,10 +213,12 @@ fn plan_says_whether_it_fits_and_what_it_bounds() {
     // A second on a release build; test builds are not that.
     assert!(begun.elapsed().as_secs_f64() < 10.0);
     for word in
-        ["verdict: fits if overhead <= ", "weights", "53797294336", "floor", "measured -", "largest chunk that fits"]
+        ["verdict: fits (overhead 617414656 B measured", "weights", "53797294336", "floor", "largest chunk that fits"]
     {
         assert!(text.contains(word), "{word} is missing in:\n{text}");
     }
+    let text = ok(&["plan", "qwen3.6-27b@bf16", "--card", "h100", "--chunk", "8192", "--context", "32768"]);
+    assert!(text.contains("verdict: fits if overhead <= ") && text.contains("measured -"), "{text}");
     let text = ok(&["plan", "qwen3.5-9b", "--card", "rtx-4060-ti-16g"]);
     assert!(text.contains("verdict: does not fit") && text.contains("smaller model"), "{text}");
 }
