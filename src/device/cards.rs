@@ -58,8 +58,9 @@ const fn card(
 }
 
 /// A card whose memory outside the slab was measured: what `highwater doctor --calibrate` prints.
-const fn measured(card: DeviceSpec, bytes: u64, date: &'static str, driver: &'static str) -> DeviceSpec {
-    DeviceSpec { overhead: Overhead::Measured { bytes, date, driver }, ..card }
+const fn measured(mut card: DeviceSpec, bytes: u64, date: &'static str, driver: &'static str) -> DeviceSpec {
+    card.overhead = Overhead::Measured { bytes, date, driver };
+    card
 }
 
 #[rustfmt::skip]

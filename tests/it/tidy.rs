@@ -197,6 +197,17 @@ fn unsafe_stands_only_in_the_device_room() {
 }
 
 #[test]
+fn the_driver_is_spoken_to_from_one_room() {
+    for dir in ["src", "harness", "benches", "tests/it"] {
+        for path in rust_files(dir) {
+            let inside = path.strip_prefix(root()).unwrap();
+            let allowed = inside.starts_with("src/device/cuda") || inside.ends_with("tidy.rs");
+            assert!(allowed || !code(&path).contains("cudarc::"), "{} names cudarc", inside.display());
+        }
+    }
+}
+
+#[test]
 fn every_file_says_what_it_is_and_none_is_huge() {
     const MOST_LINES: usize = 700;
     for dir in ["src", "harness", "benches", "tests/it"] {
