@@ -1,6 +1,7 @@
 //! The README's speeds are the rows the program wrote on a card, no number typed.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::path::Path;
 
 type Row = BTreeMap<String, String>;
@@ -56,7 +57,7 @@ fn table() -> String {
         };
         let (name, recipe) = (&cells[0]["model"], &cells[0]["recipe"]);
         let how = if how.is_empty() { "" } else { " --batch-invariant" };
-        text += &format!("| {name}@{recipe}{how} | {prefill} | {tpot} | {floors} | {experts} |\n");
+        writeln!(text, "| {name}@{recipe}{how} | {prefill} | {tpot} | {floors} | {experts} |").unwrap();
     }
     text
 }

@@ -110,7 +110,7 @@ fn lanes(rng: &mut ChaCha8Rng, dtype: DType, vocab: usize) -> Vec<f32> {
             let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN];
             lanes.iter_mut().for_each(|v| {
                 if rng.random_range(0..3) == 0 {
-                    *v = pick(rng, &bad)
+                    *v = pick(rng, &bad);
                 }
             });
         }
@@ -119,7 +119,7 @@ fn lanes(rng: &mut ChaCha8Rng, dtype: DType, vocab: usize) -> Vec<f32> {
             let bad = pick(rng, &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
             lanes.iter_mut().enumerate().for_each(|(i, v)| {
                 if i != kept {
-                    *v = bad
+                    *v = bad;
                 }
             });
         }
