@@ -211,7 +211,7 @@ impl Bench {
         if self.on_card() {
             items.extend(READ_MIB.map(|mib| Item::Read(mib << 20)));
             items.extend([Item::Copy(COPY_MIB << 20), Item::Product(DType::Bf16)]);
-            if self.card.as_ref().is_some_and(|card| card.capability >= (8, 9)) {
+            if self.has_fp8() {
                 items.push(Item::Product(DType::U8));
             }
         }
@@ -222,6 +222,11 @@ impl Bench {
 
     fn on_card(&self) -> bool {
         self.card.is_some()
+    }
+
+    /// Whether this is a card whose tensor cores take FP8.
+    fn has_fp8(&self) -> bool {
+        self.card.as_ref().is_some_and(|card| card.capability >= (8, 9))
     }
 
     fn watch(&self) -> Watch<'_> {
@@ -331,7 +336,7 @@ impl Bench {
             Scheme::Fp8(_) if n % 16 == 0 && k % 16 == 0 => DType::U8,
             _ => return Ok(None),
         };
-        if !self.on_card() || operands == DType::U8 && self.card.as_ref().is_some_and(|card| card.capability < (8, 9)) {
+        if !self.on_card() || operands == DType::U8 && !self.has_fp8() {
             return Ok(None);
         }
         ceiling::product(self, shape.m, n, k, operands, out).map(Some)

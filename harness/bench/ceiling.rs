@@ -48,8 +48,8 @@ impl Ceilings {
         let memory = per_byte * bytes as f64;
         let rate = match cost.unit {
             Unit::F32 => return Ok(Some((memory, "memory"))),
-            Unit::Bf16 => rate(bench, &mut self.bf16, DType::Bf16)?,
-            Unit::Fp8 => rate(bench, &mut self.fp8, DType::U8)?,
+            Unit::Fp8 if bench.has_fp8() => rate(bench, &mut self.fp8, DType::U8)?,
+            Unit::Fp8 | Unit::Bf16 => rate(bench, &mut self.bf16, DType::Bf16)?,
         };
         let compute = cost.flops as f64 / rate;
         Ok(Some(if compute > memory { (compute, "compute") } else { (memory, "memory") }))
