@@ -22,13 +22,12 @@ use highwater::device::{Device, DeviceSpec, cards};
 use highwater::error::{Error, Result, mib};
 use highwater::mem::Layer;
 use highwater::num::DType;
-use highwater::ops::scheme::Scheme;
 use highwater::ops::{Cost, Cx, Meter, Numerics};
 
 use self::ceiling::Ceilings;
 use self::operands::Maker;
 use self::row::{File, Row};
-use self::shapes::{Op, Scale, Shape};
+use self::shapes::{Scale, Shape};
 use self::time::{Timing, Watch};
 use self::work::{Checked, Work};
 use crate::cli::{BenchArgs, DeviceChoice, Peer};
@@ -91,7 +90,7 @@ impl Item {
         match self {
             Item::Read(bytes) => format!("{CEILING} read {}", mib(*bytes)),
             Item::Copy(bytes) => format!("{CEILING} copy {}", mib(*bytes)),
-            Item::Product(operands) => format!("{CEILING} cuBLASLt {} 8192^3", name_of(*operands)),
+            Item::Product(operands) => format!("{CEILING} cuBLASLt {} {}^3", name_of(*operands), ceiling::PRODUCT),
             Item::Kernel(shape) => shape.label(),
         }
     }
@@ -224,9 +223,8 @@ impl Bench {
         self.card.is_some()
     }
 
-    /// Whether this is a card whose tensor cores take FP8.
     fn has_fp8(&self) -> bool {
-        self.card.as_ref().is_some_and(|card| card.capability >= (8, 9))
+        self.card.as_ref().is_some_and(Card::has_fp8)
     }
 
     fn watch(&self) -> Watch<'_> {
@@ -281,13 +279,13 @@ impl Bench {
             Item::Read(bytes) => done(row, &ceiling::read(self, *bytes)?, *bytes, 0),
             Item::Copy(bytes) => done(row, &ceiling::copy(self, *bytes)?, 2 * *bytes, 0),
             Item::Product(operands) => {
-                let n = 8192u64;
+                let n = ceiling::PRODUCT;
                 let bytes = 2 * n * n * operands.bytes() + n * n * DType::Bf16.bytes();
                 done(row, &ceiling::largest_product(self, *operands)?, bytes, 2 * n * n * n);
             }
             Item::Kernel(shape) => {
                 let cost = self.cost(shape)?;
-                let bytes = cost.resident_bytes + cost.activation_bytes;
+                let bytes = cost.bytes();
                 let (timing, checked) = self.run(shape, &cost)?;
                 done(row, &timing, bytes, cost.flops);
                 if let Some(checked) = checked {
@@ -312,7 +310,7 @@ impl Bench {
 
     /// Checks a kernel, then times it.
     fn run(&self, shape: &Shape, cost: &Cost) -> Result<(Timing, Option<Checked>)> {
-        let bytes = cost.resident_bytes + cost.activation_bytes;
+        let bytes = cost.bytes();
         let copies = self.copies(bytes);
         let calls = calls(copies, cost.floor_seconds(&self.device.spec().rates));
         self.with(|cx| {
@@ -328,18 +326,10 @@ impl Bench {
         })
     }
 
-    /// cuBLASLt's time for the same product, where it has one: bf16, and FP8 under one scale each.
+    /// cuBLASLt's time for the same product, where it has one.
     fn peer(&self, shape: &Shape) -> Result<Option<Timing>> {
-        let Op::Linear { n, k, scheme, out, .. } = shape.op else { return Ok(None) };
-        let operands = match scheme {
-            Scheme::Plain(DType::Bf16) => DType::Bf16,
-            Scheme::Fp8(_) if n % 16 == 0 && k % 16 == 0 => DType::U8,
-            _ => return Ok(None),
-        };
-        if !self.on_card() || operands == DType::U8 && !self.has_fp8() {
-            return Ok(None);
-        }
-        ceiling::product(self, shape.m, n, k, operands, out).map(Some)
+        let product = shape.product(self.has_fp8()).filter(|_| self.on_card());
+        product.map(|product| ceiling::product(self, product)).transpose()
     }
 
     fn rotation(&self, row: &mut Row, bytes: u64) {
@@ -450,7 +440,7 @@ mod tests {
         for item in bench.items().unwrap() {
             let Item::Kernel(shape) = &item else { continue };
             let cost = bench.cost(shape).unwrap_or_else(|e| panic!("{}: {e}", item.label()));
-            assert!(cost.resident_bytes + cost.activation_bytes > 0, "{}", item.label());
+            assert!(cost.bytes() > 0, "{}", item.label());
             if shape.label() == "linear qwen3.6-27b gate_up fp8-channel w8a16 M=1" {
                 let weight = 34_816 * 5120 + 34_816 * 4;
                 assert_eq!((cost.flops, cost.resident_bytes), (2 * 34_816 * 5120, weight));

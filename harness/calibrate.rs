@@ -14,8 +14,8 @@ use highwater::num::DType;
 use highwater::ops::launch;
 use serde::Serialize;
 
-use crate::doctor;
 use crate::nvml::Management;
+use crate::{doctor, kernels};
 
 /// The slab: large enough for the products below, small beside what is measured.
 const SLAB_BYTES: u64 = 512 << 20;
@@ -53,9 +53,7 @@ pub(crate) fn measure(ordinal: u32) -> Result<Measured> {
     let device = Device::cuda(spec, ordinal, SLAB_BYTES)?;
     let cuda = device.as_cuda().context("a card's device has the CUDA arm")?;
     let here = |kernel: &Kernel| launch::runs_on(*kernel, cuda.arch());
-    let mut variants: Vec<Kernel> = launch::variants().iter().map(Kernel::module_key).filter(here).collect();
-    variants.sort();
-    variants.dedup();
+    let variants: Vec<Kernel> = kernels::compilations(&launch::variants()).into_iter().filter(here).collect();
     let mut entry_points = 0;
     for variant in &variants {
         entry_points += cuda.preload(*variant).with_context(|| variant.variant())?;
@@ -66,9 +64,7 @@ pub(crate) fn measure(ordinal: u32) -> Result<Measured> {
     let (x, w, y) = (Arg::Address(x.address()), Arg::Address(w.address()), Arg::Address(y.address()));
     for m in ROWS {
         for out in [DType::Bf16, DType::F32] {
-            let (n, k) = (WIDTH, WIDTH);
-            let product = Product { m, n, k, x_pitch: k, y_pitch: n, operands: DType::Bf16, out };
-            cuda.product(product, x, w, y)?;
+            cuda.product(Product::dense(m, WIDTH, WIDTH, DType::Bf16, out), x, w, y)?;
         }
     }
     cuda.synchronize()?;

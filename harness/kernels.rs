@@ -113,9 +113,7 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
 
 /// One kernel of each compilation whose variant has `filter` in its name; all of them without one.
 fn chosen(filter: Option<&str>, kernels: &[Kernel]) -> Result<Vec<Kernel>> {
-    let mut all: Vec<Kernel> = kernels.iter().map(Kernel::module_key).collect();
-    all.sort();
-    all.dedup();
+    let all = compilations(kernels);
     let names: Vec<String> = all.iter().map(Kernel::variant).collect();
     let wanted = filter.unwrap_or("");
     let some: Vec<Kernel> = all.into_iter().filter(|kernel| kernel.variant().contains(wanted)).collect();
@@ -124,6 +122,14 @@ fn chosen(filter: Option<&str>, kernels: &[Kernel]) -> Result<Vec<Kernel>> {
         return Err(Error::Request { param: "FILTER", what });
     }
     Ok(some)
+}
+
+/// One kernel of each compilation.
+pub(crate) fn compilations(kernels: &[Kernel]) -> Vec<Kernel> {
+    let mut all: Vec<Kernel> = kernels.iter().map(Kernel::module_key).collect();
+    all.sort();
+    all.dedup();
+    all
 }
 
 fn compile(variants: &[Kernel], archs: &[Arch], library: String) -> Report {

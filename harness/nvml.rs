@@ -43,10 +43,9 @@ pub(crate) struct Process {
 impl Management {
     /// Opens the library; the error is a sentence.
     pub(crate) fn open() -> Result<Management, String> {
-        let opened = NAMES.map(|name| Nvml::builder().lib_path(name.as_ref()).init());
         let mut found = None;
-        for opened in opened {
-            match opened {
+        for name in NAMES {
+            match Nvml::builder().lib_path(name.as_ref()).init() {
                 Ok(nvml) => return Ok(Management(nvml)),
                 Err(NvmlError::LibloadingError(_)) => {}
                 Err(error) => found = Some(error),

@@ -27,12 +27,11 @@ use highwater::error::Result;
 use highwater::mem::Layer;
 use highwater::num::DType;
 use highwater::ops::launch::stream;
-use highwater::ops::scheme::Scheme;
 use highwater::ops::{Cx, Meter, Numerics};
 use highwater::tensor::Tensor;
 
 use operands::Maker;
-use shapes::{Op, Scale, Shape};
+use shapes::{Scale, Shape};
 
 /// What operands and results take at most.
 const SLAB_BYTES: u64 = 24 << 30;
@@ -138,9 +137,9 @@ pub fn kernels(c: &mut Criterion<CudaTime>, names: &[&str]) {
             Err(error) => println!("{}: {error}", shape.label()),
         }
         group.bench_function(format!("{}: read of as many bytes", shape.label()), |b| read(b, &cx, copies, bytes));
-        if let Some((product, operands)) = peer(&shape) {
+        if let Some(product) = shape.product(rig.card.has_fp8()) {
             let label = format!("{}: cublaslt", shape.label());
-            group.bench_function(label, |b| multiply(b, &cx, copies, product, operands));
+            group.bench_function(label, |b| multiply(b, &cx, copies, product));
         }
     }
     group.finish();
@@ -152,7 +151,7 @@ fn cost(cx: &Cx, shape: &Shape) -> Result<u64> {
     let mut work = work::build(shape, &Maker::new(*cx), 1)?;
     cx.meter.take();
     drop(work.run(cx, 0)?);
-    Ok(cx.meter.take().iter().map(|entry| entry.cost.resident_bytes + entry.cost.activation_bytes).sum())
+    Ok(cx.meter.take().iter().map(|entry| entry.cost.bytes()).sum())
 }
 
 /// Times rounds of the copies: a graph of one round, or its calls one by one where they need the host.
@@ -187,23 +186,11 @@ fn read(b: &mut Bencher<CudaTime>, cx: &Cx, copies: usize, bytes: u64) {
     rounds(b, cx, copies, &mut |copy| stream::read(cx.device, &xs[copy], &mut fold).map(|()| Vec::new()));
 }
 
-/// cuBLASLt's product of the same shape, where it has one.
-fn peer(shape: &Shape) -> Option<(Product, DType)> {
-    let Op::Linear { n, k, scheme, out, .. } = shape.op else { return None };
-    let operands = match scheme {
-        Scheme::Plain(DType::Bf16) => DType::Bf16,
-        Scheme::Fp8(_) if n % 16 == 0 && k % 16 == 0 && rig()?.card.capability >= (8, 9) => DType::U8,
-        _ => return None,
-    };
-    let (m, n, k) = (shape.m as u64, n as u64, k as u64);
-    Some((Product { m, n, k, x_pitch: k, y_pitch: n, operands, out }, operands))
-}
-
-fn multiply(b: &mut Bencher<CudaTime>, cx: &Cx, copies: usize, product: Product, operands: DType) {
+fn multiply(b: &mut Bencher<CudaTime>, cx: &Cx, copies: usize, product: Product) {
     let make = Maker::new(*cx);
     let [m, n, k] = [product.m, product.n, product.k].map(|size| size as usize);
     let each = |shape: &[usize], std: f32| -> Vec<Tensor> {
-        (0..copies).map(|_| make.normal(operands, shape, 0.0, std).expect("room")).collect()
+        (0..copies).map(|_| make.normal(product.operands, shape, 0.0, std).expect("room")).collect()
     };
     let (xs, ws) = (each(&[m, k], 1.0), each(&[n, k], (k as f32).sqrt().recip()));
     rounds(b, cx, copies, &mut |copy| {

@@ -15,7 +15,7 @@ use super::{Bench, calls};
 use crate::stats::Summary;
 
 /// Rows, outputs and inputs of the products that give the ceiling of arithmetic.
-const PRODUCT: u64 = 8192;
+pub(super) const PRODUCT: u64 = 8192;
 /// Sizes within a sixteenth of a power of two share a measurement.
 const SIZES_PER_DOUBLING: f64 = 16.0;
 /// What a product reads and writes at a time: whole vectors.
@@ -36,7 +36,7 @@ impl Ceilings {
         if !bench.on_card() {
             return Ok(None);
         }
-        let bytes = cost.resident_bytes + cost.activation_bytes;
+        let bytes = cost.bytes();
         let key = ((bytes.max(1) as f64).log2() * SIZES_PER_DOUBLING).round() as i64;
         let per_byte = if let Some(seconds) = self.reads.get(&key) {
             *seconds
@@ -102,22 +102,22 @@ pub(super) fn copy(bench: &Bench, bytes: u64) -> Result<Timing> {
 
 /// cuBLASLt's product of 8192 cubed.
 pub(super) fn largest_product(bench: &Bench, operands: DType) -> Result<Timing> {
-    product(bench, PRODUCT as usize, PRODUCT as usize, PRODUCT as usize, operands, DType::Bf16)
+    product(bench, Product::dense(PRODUCT, PRODUCT, PRODUCT, operands, DType::Bf16))
 }
 
-/// cuBLASLt's product of `m` rows by a weight `[n, k]`: bf16, or e4m3 codes under one scale each.
-pub(super) fn product(bench: &Bench, m: usize, n: usize, k: usize, operands: DType, out: DType) -> Result<Timing> {
-    let element = operands.bytes() as usize;
-    let bytes = (m * k + n * k) * element + m * n * out.bytes() as usize;
-    let copies = bench.copies(bytes as u64);
-    let shape = Product { m: m as u64, n: n as u64, k: k as u64, x_pitch: k as u64, y_pitch: n as u64, operands, out };
+/// cuBLASLt's product of dense rows: bf16, or e4m3 codes under one scale each.
+pub(super) fn product(bench: &Bench, product: Product) -> Result<Timing> {
+    let Product { m, n, k, operands, out, .. } = product;
+    let bytes = (m * k + n * k) * operands.bytes() + m * n * out.bytes();
+    let copies = bench.copies(bytes);
     bench.with(|cx| {
         let make = Maker::new(*cx);
         let each = |shape: &[usize], std: f32| {
             (0..copies).map(|_| make.normal(operands, shape, 0.0, std)).collect::<Result<Vec<_>>>()
         };
+        let [m, n, k] = [m, n, k].map(|size| size as usize);
         let (xs, ws) = (each(&[m, k], 1.0)?, each(&[n, k], (k as f32).sqrt().recip())?);
-        let mut run = |copy: usize| multiply(cx, shape, &xs[copy], &ws[copy]).map(|y| vec![y]);
+        let mut run = |copy: usize| multiply(cx, product, &xs[copy], &ws[copy]).map(|y| vec![y]);
         drop(run(0)?);
         let rates = cx.device.spec().rates;
         let floor = (bytes as f64 / rates.dram).max(2.0 * (m * n * k) as f64 / rates.fp8);

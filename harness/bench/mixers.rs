@@ -1,7 +1,5 @@
 //! The kernels that read a step: convolution, delta rule, attention; and the experts.
 
-use std::ops::Range;
-
 use highwater::error::Result;
 use highwater::num::DType;
 use highwater::ops::activation::Gates;
@@ -10,11 +8,11 @@ use highwater::ops::gdn_prefill::{self, GdnDims};
 use highwater::ops::kv_write::KvPages;
 use highwater::ops::moe::{self, Experts, Routing};
 use highwater::ops::scheme::{ActScheme, Scheme};
-use highwater::ops::weight::{InputScale, LinearSpec, Weight};
-use highwater::ops::{Cx, conv1d, gdn_decode};
+use highwater::ops::weight::{InputScale, LinearSpec};
+use highwater::ops::{Batch, Cx, conv1d, gdn_decode};
 use highwater::tensor::Tensor;
 
-use super::operands::{Maker, Steps, floats, part, rows, whole};
+use super::operands::{Maker, Steps, floats, gathered, rows, whole};
 use super::shapes::{Op, Shape};
 use super::work::{Checked, ROUNDING, Work};
 
@@ -25,9 +23,9 @@ const CHECKED_ROWS: usize = 96;
 /// Tokens in the cache of a sequence that is decoded, where how many does not matter.
 const CONTEXT: usize = 1024;
 
-/// The sequences of a step, (context, rows) each: `m` decodes after `context` tokens, or one prompt of `m` rows.
-fn sequences(decode: bool, m: usize, context: usize) -> Vec<(usize, usize)> {
-    if decode { vec![(context, 1); m] } else { vec![(0, m)] }
+/// Steps of `m` decodes after `context` tokens each, or of one prompt of `m` rows.
+fn steps(make: &Maker, copies: usize, decode: bool, m: usize, context: usize) -> Result<Steps> {
+    if decode { make.steps(copies, &vec![(context, 1); m], m) } else { make.steps(copies, &[(0, m)], 0) }
 }
 
 /// How much of that is checked.
@@ -35,12 +33,17 @@ fn checked(decode: bool, m: usize) -> usize {
     m.min(if decode { CHECKED_SEQUENCES } else { CHECKED_ROWS })
 }
 
+/// How near the first rows of two tensors are.
+fn near(got: &Tensor, want: &Tensor, rows: usize) -> Result<Checked> {
+    Ok(Checked::near(&floats(got, 0..rows)?, &floats(want, 0..rows)?))
+}
+
 /// The kernel of a shape with `copies` copies of its operands.
 pub(super) fn build(shape: &Shape, make: &Maker, copies: usize) -> Result<Box<dyn Work>> {
     let m = shape.m;
     let act = make.cx.numerics.activations;
     let each = |one: &dyn Fn() -> Result<Tensor>| (0..copies).map(|_| one()).collect::<Result<Vec<_>>>();
-    let steps = |decode: bool, context| make.steps(copies, &sequences(decode, m, context), if decode { m } else { 0 });
+    let steps = |decode, context| steps(make, copies, decode, m, context);
     Ok(match shape.op {
         Op::Conv { channels, extra, taps, decode } => {
             let steps = steps(decode, CONTEXT)?;
@@ -99,13 +102,13 @@ impl Work for Conv {
     fn check(&mut self, cx: &Cx, cpu: &Cx) -> Result<Checked> {
         let few = checked(self.decode, self.xs[0].rows());
         let make = Maker::new(*cpu);
-        let steps = make.steps(1, &sequences(self.decode, few, CONTEXT), if self.decode { few } else { 0 })?;
+        let steps = steps(&make, 1, self.decode, few, CONTEXT)?;
         let mut state = rows(cpu, &self.state, 0..steps.slots)?;
         let x = rows(cpu, &self.xs[0], 0..few)?;
         let w = whole(cpu, &self.w)?;
         let want = conv1d::causal(cpu, x.columns(0, w.rows()), &w, &mut state, steps.batch(0))?;
         let y = self.run(cx, 0)?.remove(0);
-        Ok(Checked::near(&floats(&y, 0..few)?, &floats(&want, 0..few)?))
+        near(&y, &want, few)
     }
 }
 
@@ -126,11 +129,11 @@ impl Delta {
         gates: &Gates,
         state: &mut Tensor,
         dims: GdnDims,
-        (steps, copy): (&Steps, usize),
+        batch: Batch,
     ) -> Result<Tensor> {
         let mut out = cx.activation("bench", "out", &[x.rows(), dims.out_width()])?;
         let rule = if decode { gdn_decode::recurrent } else { gdn_prefill::chunked };
-        rule(cx, x, gates, state, dims, steps.batch(copy), &mut out)?;
+        rule(cx, x, gates, state, dims, batch, &mut out)?;
         Ok(out)
     }
 }
@@ -138,19 +141,19 @@ impl Delta {
 impl Work for Delta {
     fn run(&mut self, cx: &Cx, copy: usize) -> Result<Vec<Tensor>> {
         let Delta { decode, dims, xs, gates, state, steps } = self;
-        Ok(vec![Delta::apply(*decode, cx, &xs[copy], &gates[copy], state, *dims, (steps, copy))?])
+        Ok(vec![Delta::apply(*decode, cx, &xs[copy], &gates[copy], state, *dims, steps.batch(copy))?])
     }
 
     fn check(&mut self, cx: &Cx, cpu: &Cx) -> Result<Checked> {
         let few = checked(self.decode, self.xs[0].rows());
         let make = Maker::new(*cpu);
-        let steps = make.steps(1, &sequences(self.decode, few, CONTEXT), if self.decode { few } else { 0 })?;
+        let steps = steps(&make, 1, self.decode, few, CONTEXT)?;
         let mut state = rows(cpu, &self.state, 0..steps.slots)?;
         let gates = Gates { g: rows(cpu, &self.gates[0].g, 0..few)?, beta: rows(cpu, &self.gates[0].beta, 0..few)? };
         let x = rows(cpu, &self.xs[0], 0..few)?;
-        let want = Delta::apply(self.decode, cpu, &x, &gates, &mut state, self.dims, (&steps, 0))?;
+        let want = Delta::apply(self.decode, cpu, &x, &gates, &mut state, self.dims, steps.batch(0))?;
         let y = self.run(cx, 0)?.remove(0);
-        Ok(Checked::near(&floats(&y, 0..few)?, &floats(&want, 0..few)?))
+        near(&y, &want, few)
     }
 }
 
@@ -182,14 +185,14 @@ impl Work for Attention {
         let cpu = self.cx(cpu);
         let make = Maker::new(cpu);
         let context = self.steps.batch(0).spans[0].context;
-        let steps = make.steps(1, &sequences(self.decode, few, context), if self.decode { few } else { 0 })?;
+        let steps = steps(&make, 1, self.decode, few, context)?;
         let mut pages = KvPages::new(cpu.device, self.pages.k.dtype(), 1, self.dims)?;
         (pages.k, pages.v) = (rows(&cpu, &self.pages.k, 0..steps.pages)?, rows(&cpu, &self.pages.v, 0..steps.pages)?);
         (pages.k_scale, pages.v_scale) = (self.pages.k_scale, self.pages.v_scale);
         let qkv = rows(&cpu, &self.qkvs[0], 0..few)?;
         let want = attention::attend(&cpu, &qkv, &pages, self.dims, &steps.batch(0))?;
         let y = self.run(cx, 0)?.remove(0);
-        Ok(Checked::near(&floats(&y, 0..few)?, &floats(&want, 0..few)?))
+        near(&y, &want, few)
     }
 }
 
@@ -209,7 +212,7 @@ impl Work for Route {
         let want = moe::route(cpu, &rows(cpu, &self.logits[0], 0..few)?, self.top_k)?;
         let got = self.run(cx, 0)?;
         let ids = Checked::same(&got[0].read_range::<i32>(0, few * self.top_k)?, &want.ids.read::<i32>()?);
-        Ok(ids.and(Checked::near(&floats(&got[1], 0..few)?, &floats(&want.weights, 0..few)?)))
+        Ok(ids.and(near(&got[1], &want.weights, few)?))
     }
 }
 
@@ -276,23 +279,6 @@ impl Work for Routed {
         };
         let want = moe::experts(cpu, &rows(cpu, &self.xs[0], 0..few)?, &routing, &experts, inter)?;
         let y = self.run(cx, 0)?.remove(0);
-        Ok(Checked::near(&floats(&y, 0..few)?, &floats(&want, 0..few)?))
+        near(&y, &want, few)
     }
-}
-
-/// The matrices of `experts`, each `of` rows of `from`, one after the other on the device of `cx`.
-fn gathered(cx: &Cx, from: &Weight, experts: &[usize], of: usize) -> Result<Weight> {
-    let mut to = part(cx, from, experts.len() * of)?;
-    let copy = |from: Option<&Tensor>, to: Option<&mut Tensor>| -> Result<()> {
-        let (Some(from), Some(to)) = (from, to) else { return Ok(()) };
-        let bytes = to.bytes() as usize / experts.len();
-        experts.iter().enumerate().try_for_each(|(slot, expert)| {
-            let matrix: Range<usize> = expert * bytes..(expert + 1) * bytes;
-            to.write(slot * bytes, &from.read_range::<u8>(matrix.start, matrix.len())?)
-        })
-    };
-    copy(Some(from.codes()), Some(to.codes_mut()))?;
-    copy(from.scales(), to.scales_mut())?;
-    copy(from.row_scales(), to.row_scales_mut())?;
-    Ok(to)
 }

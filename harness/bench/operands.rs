@@ -17,8 +17,8 @@ use highwater::ops::{Batch, Cx, Limits, Span, StepInputs};
 use highwater::tensor::{Tensor, byte_size};
 
 /// The stored scale of an input, where there is one: the values are near-normal, so few saturate.
-const FP8_INPUT_SCALE: f32 = 1.0 / 64.0;
-const NVFP4_INPUT_GLOBAL: f32 = 256.0;
+pub(super) const FP8_INPUT_SCALE: f32 = 1.0 / 64.0;
+pub(super) const NVFP4_INPUT_GLOBAL: f32 = 256.0;
 
 /// Operands are cold once this many times the L2 has been gone through since they were last used.
 const COLD_L2: u64 = 2;
@@ -201,7 +201,12 @@ pub(super) fn whole(cx: &Cx, from: &Tensor) -> Result<Tensor> {
 
 /// The first rows of a weight, again on the device of `cx`; of blocks, whole ones.
 pub(super) fn part(cx: &Cx, from: &Weight, count: usize) -> Result<Weight> {
-    let spec = *from.spec();
+    gathered(cx, from, &[0], count)
+}
+
+/// The `matrices` of `from`, of `rows` rows each, one after the other on the device of `cx`.
+pub(super) fn gathered(cx: &Cx, from: &Weight, matrices: &[usize], rows: usize) -> Result<Weight> {
+    let (spec, count) = (*from.spec(), matrices.len() * rows);
     let input = match from.input() {
         InputScale::One(scale) => InputScale::One(*scale),
         InputScale::None => InputScale::None,
@@ -212,8 +217,11 @@ pub(super) fn part(cx: &Cx, from: &Weight, count: usize) -> Result<Weight> {
     let mut to = Weight::alloc(cx.device, tag, LinearSpec { rows: count, segment_rows, ..spec }, input)?;
     let copy = |from: Option<&Tensor>, to: Option<&mut Tensor>| -> Result<()> {
         let (Some(from), Some(to)) = (from, to) else { return Ok(()) };
-        let bytes = from.read_range::<u8>(0, to.bytes() as usize)?;
-        to.write(0, &bytes)
+        let bytes = to.bytes() as usize / matrices.len();
+        matrices
+            .iter()
+            .enumerate()
+            .try_for_each(|(slot, at)| to.write(slot * bytes, &from.read_range::<u8>(at * bytes, bytes)?))
     };
     copy(Some(from.codes()), Some(to.codes_mut()))?;
     copy(from.scales(), to.scales_mut())?;

@@ -2,6 +2,7 @@
 //! that make it; nothing runs here.
 
 use highwater::checkpoint::{Geometry, Mlp};
+use highwater::device::cuda::blas::Product;
 use highwater::error::Result;
 use highwater::num::DType;
 use highwater::ops::attention::AttnDims;
@@ -103,6 +104,17 @@ impl Shape {
     pub(super) fn label(&self) -> String {
         let words = [self.kernel, self.model, &self.part, self.scheme, &format!("M={}", self.m)];
         words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+    }
+
+    /// cuBLASLt's product of the same shape, where it has one: bf16, and where the card has it FP8, under one scale each.
+    pub(super) fn product(&self, has_fp8: bool) -> Option<Product> {
+        let Op::Linear { n, k, scheme, out, .. } = self.op else { return None };
+        let operands = match scheme {
+            Scheme::Plain(DType::Bf16) => DType::Bf16,
+            Scheme::Fp8(_) if has_fp8 && n % 16 == 0 && k % 16 == 0 => DType::U8,
+            _ => return None,
+        };
+        Some(Product::dense(self.m as u64, n as u64, k as u64, operands, out))
     }
 }
 

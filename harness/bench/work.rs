@@ -14,7 +14,7 @@ use highwater::ops::{Cx, activation, fill, linear};
 use highwater::tensor::Tensor;
 
 use super::mixers;
-use super::operands::{self, Maker, floats, input_scale, part, rows};
+use super::operands::{self, FP8_INPUT_SCALE, Maker, NVFP4_INPUT_GLOBAL, floats, input_scale, part, rows};
 use super::shapes::{Draw, Op, Shape};
 
 /// Output features of a product that are checked.
@@ -74,6 +74,11 @@ impl Checked {
 pub(super) fn build(shape: &Shape, make: &Maker, copies: usize) -> Result<Box<dyn Work>> {
     let m = shape.m;
     let each = |one: &dyn Fn() -> Result<Tensor>| (0..copies).map(|_| one()).collect::<Result<Vec<_>>>();
+    let row_wise = |kind, cols, width, mean| -> Result<Box<dyn Work>> {
+        let xs = each(&|| make.activations(&[m, cols]))?;
+        let others = if kind == Kind::Rms { Vec::new() } else { each(&|| make.activations(&[m, cols]))? };
+        Ok(Box::new(RowWise { kind, xs, others, ws: each(&|| make.normal(DType::F32, &[width], mean, 0.05))? }))
+    };
     Ok(match shape.op {
         Op::Linear { n, k, scheme, act, out } => {
             let spec = LinearSpec { rows: n, cols: k, scheme, act, segment_rows: n };
@@ -84,39 +89,14 @@ pub(super) fn build(shape: &Shape, make: &Maker, copies: usize) -> Result<Box<dy
             let form = match act {
                 ActScheme::Fp8Token => Form::Fp8Token,
                 ActScheme::Fp8Group => Form::Fp8Group,
-                ActScheme::Nvfp4 => Form::Nvfp4(256.0, Global::Divides),
-                ActScheme::Fp8Tensor | ActScheme::None => Form::Fp8Tensor(1.0 / 64.0),
+                ActScheme::Nvfp4 => Form::Nvfp4(NVFP4_INPUT_GLOBAL, Global::Divides),
+                ActScheme::Fp8Tensor | ActScheme::None => Form::Fp8Tensor(FP8_INPUT_SCALE),
             };
             Box::new(Quantise { xs: each(&|| make.activations(&[m, cols]))?, form })
         }
-        Op::Rms { width } => {
-            let xs = each(&|| make.activations(&[m, width]))?;
-            Box::new(RowWise {
-                kind: Kind::Rms,
-                xs,
-                others: Vec::new(),
-                ws: each(&|| make.normal(DType::F32, &[width], 0.0, 0.05))?,
-            })
-        }
-        Op::AddRms { width } => {
-            let (xs, others) = (each(&|| make.activations(&[m, width]))?, each(&|| make.activations(&[m, width]))?);
-            Box::new(RowWise {
-                kind: Kind::AddRms,
-                xs,
-                others,
-                ws: each(&|| make.normal(DType::F32, &[width], 0.0, 0.05))?,
-            })
-        }
-        Op::Gated { heads, width } => {
-            let cols = heads * width;
-            let (xs, others) = (each(&|| make.activations(&[m, cols]))?, each(&|| make.activations(&[m, cols]))?);
-            Box::new(RowWise {
-                kind: Kind::Gated,
-                xs,
-                others,
-                ws: each(&|| make.normal(DType::F32, &[width], 1.0, 0.05))?,
-            })
-        }
+        Op::Rms { width } => row_wise(Kind::Rms, width, width, 0.0)?,
+        Op::AddRms { width } => row_wise(Kind::AddRms, width, width, 0.0)?,
+        Op::Gated { heads, width } => row_wise(Kind::Gated, heads * width, width, 1.0)?,
         Op::SiluMul { width } => {
             // Gates of 24 and ups of 1 stay as they are, however often; what is checked is drawn anew.
             let mut xs = each(&|| make.normal(make.cx.numerics.activations, &[m, 2 * width], 24.0, 3.0))?;

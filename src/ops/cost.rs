@@ -35,8 +35,12 @@ pub struct Cost {
 impl Cost {
     /// The least seconds one call takes by itself at `rates`: all its bytes, or its operations.
     pub fn floor_seconds(&self, rates: &Rates) -> f64 {
-        let bytes = (self.resident_bytes + self.activation_bytes) as f64 / rates.dram;
-        bytes.max(self.compute_seconds(rates))
+        (self.bytes() as f64 / rates.dram).max(self.compute_seconds(rates))
+    }
+
+    /// All its bytes.
+    pub fn bytes(&self) -> u64 {
+        self.resident_bytes + self.activation_bytes
     }
 
     /// Seconds of arithmetic at the card's rate.

@@ -37,6 +37,13 @@ pub struct Product {
     pub out: DType,
 }
 
+impl Product {
+    /// Of rows without gaps.
+    pub fn dense(m: u64, n: u64, k: u64, operands: DType, out: DType) -> Product {
+        Product { m, n, k, x_pitch: k, y_pitch: n, operands, out }
+    }
+}
+
 /// The library's handle and its workspace.
 #[derive(Debug)]
 pub struct Blas {

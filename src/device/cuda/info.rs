@@ -39,6 +39,13 @@ pub struct Card {
     pub uuid: String,
 }
 
+impl Card {
+    /// Whether its tensor cores take FP8.
+    pub fn has_fp8(&self) -> bool {
+        self.capability >= (8, 9)
+    }
+}
+
 /// The driver's version as it counts: 13000 for CUDA 13.0.
 pub fn driver_version() -> Result<i32> {
     driver::start()?;
