@@ -15,13 +15,16 @@ use highwater::ops::cost::step_floor_seconds;
 use highwater::ops::{Limits, Numerics};
 
 use crate::axis::Cell;
-use crate::record::{Owner, Row};
-use crate::stats::Summary;
+use crate::owners::Owner;
+use crate::record::Row;
+use crate::stats::{Interval, Summary};
 use crate::sweep::Runner;
 use crate::target::{Kind, Model, Place, Values, load};
 
 /// Timed repetitions of a cell after one that is not timed.
 const REPETITIONS: usize = 3;
+/// Level of the intervals in the rows.
+const LEVEL: f64 = 0.95;
 /// No further repetition begins after this long.
 const CELL_SECONDS: f64 = 10.0;
 
@@ -320,11 +323,24 @@ fn write_speed(row: &mut Row, passes: &[Pass], work: &Work, timed: bool) {
     row.prefill_samples_ms = passes.iter().map(|p| p.prefill.as_secs_f64() * 1e3).collect();
     if let Some(prefill) = Summary::of(&row.prefill_samples_ms) {
         row.prefill_ms = Some(prefill.median);
+        row.prefill_q1_ms = Some(prefill.q1);
+        row.prefill_q3_ms = Some(prefill.q3);
+        row.prefill_count = Some(prefill.count);
         row.prefill_tok_s = Some(prompt_tokens / (prefill.median / 1e3));
+    }
+    if let Some(interval) = Interval::of_median(&row.prefill_samples_ms, LEVEL, work.seed) {
+        row.prefill_low_ms = Some(interval.low);
+        row.prefill_high_ms = Some(interval.high);
     }
     let first_tokens: Vec<f64> = passes.iter().flat_map(|p| p.first_token_ms.iter().copied()).collect();
     row.ttft_ms = Summary::of(&first_tokens).map(|s| s.median);
     row.tpot_samples_ms = passes.iter().flat_map(|p| p.decode_ms.iter().copied()).collect();
+    row.tpot_passes_ms = passes.iter().filter_map(|p| Some(Summary::of(&p.decode_ms)?.median)).collect();
+    // Steps of one repetition are alike; repetitions are what is resampled.
+    if let Some(interval) = Interval::of_median(&row.tpot_passes_ms, LEVEL, work.seed) {
+        row.tpot_low_ms = Some(interval.low);
+        row.tpot_high_ms = Some(interval.high);
+    }
     if let Some(tpot) = Summary::of(&row.tpot_samples_ms) {
         row.tpot_ms = Some(tpot.median);
         row.tpot_q1_ms = Some(tpot.q1);

@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use highwater::error::mib;
 
 use crate::plot::{Chart, Point, Series};
-use crate::record::{Row, Status};
+use crate::record::Row;
+use crate::status::Status;
 use crate::table::subject;
 
 /// Rows that may stand in one picture: they differ in chunk and batch only.

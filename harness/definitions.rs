@@ -106,21 +106,44 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
     },
     Definition {
         term: "prefill tok/s",
-        columns: &["prefill_tok_s", "prefill_ms", "prefill_steps"],
+        columns: &[
+            "prefill_tok_s",
+            "prefill_ms",
+            "prefill_q1_ms",
+            "prefill_q3_ms",
+            "prefill_low_ms",
+            "prefill_high_ms",
+            "prefill_count",
+            "prefill_steps",
+        ],
         text: "batch x prompt tokens / wall time of the steps that hold any of them (prefill ms), from submission to the end of the \
-               last such step; sampling included, tokenisation and depth excluded; median of the repetitions",
+               last such step; sampling included, tokenisation and depth excluded; median of the repetitions, its quartiles, and the 95 % bootstrap \
+               interval of the median (low, high)",
     },
     Definition {
         term: "TPOT",
-        columns: &["tpot_ms", "tpot_q1_ms", "tpot_q3_ms", "tpot_count", "decode_steps"],
+        columns: &["tpot_ms", "tpot_q1_ms", "tpot_q3_ms", "tpot_low_ms", "tpot_high_ms", "tpot_count", "decode_steps"],
         text: "time per output token: wall time in ms of a step without prompt tokens, in which every running sequence gets one \
-               token, sampling included; median and quartiles (linear interpolation) over the cell's steps",
+               token, sampling included; median and quartiles (linear interpolation) over the cell's steps; low and high: 95 % bootstrap \
+               interval of the median of the repetitions' medians",
     },
     Definition {
         term: "TTFT",
         columns: &["ttft_ms"],
         text: "time to first token: ms from submission to the end of the step that sampled a sequence's first token, median over \
                sequences; no network, no tokenisation",
+    },
+    Definition {
+        term: "ITL",
+        columns: &["itl_stalled_ms", "itl_stalled_count", "itl_steady_ms", "itl_steady_count"],
+        text: "inter-token latency: ms between two tokens of one sequence, all gaps pooled, median; stalled: a step in between \
+               held another sequence's prompt tokens; steady: none did",
+    },
+    Definition {
+        term: "dirty",
+        columns: &["dirty_samples", "dirty"],
+        text: "repetitions thrown away because the card was disturbed while they ran (clocks held down, another process, clocks \
+               that drifted), and what disturbed those that were kept where no clean ones could be had",
     },
     Definition {
         term: "floor",

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::definitions;
-use crate::record::{JSONL_ONLY, Row, owners_text};
+use crate::owners::owners_text;
+use crate::record::{JSONL_ONLY, Row};
 
 /// Open files of a running sweep.
 #[derive(Debug)]
@@ -88,9 +89,10 @@ fn csv_fields(row: &Row) -> Result<Vec<String>> {
 mod tests {
     use super::*;
     use crate::journal_read::{read_csv, read_jsonl};
+    use crate::owners::Owner;
     use crate::record::SCHEMA;
     use crate::record::tests::ok_row;
-    use crate::record::{Owner, Status};
+    use crate::status::Status;
 
     fn rows() -> Vec<Row> {
         let mut oom = ok_row(8192, 4, 7);
@@ -105,6 +107,8 @@ mod tests {
     fn without_samples(mut row: Row) -> Row {
         row.prefill_samples_ms.clear();
         row.tpot_samples_ms.clear();
+        row.tpot_passes_ms.clear();
+        row.stages.clear();
         row
     }
 
@@ -127,7 +131,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = Journal::create(dir.path()).unwrap();
         let header = std::fs::read_to_string(dir.path().join("sweep.csv")).unwrap();
-        assert!(header.starts_with("schema,method,time,run,model,") && header.lines().count() == 1);
+        assert!(header.starts_with("schema,method,time,run,cell,") && header.lines().count() == 1);
         for n in 1..=2 {
             journal.append(&ok_row(512, n, 64)).unwrap();
             assert_eq!(read_csv(&dir.path().join("sweep.csv")).unwrap().len(), n as usize);
@@ -193,7 +197,9 @@ mod tests {
         std::fs::write(&path, "[".repeat(100_000) + "\n").unwrap();
         assert!(read_jsonl(&path).is_err());
         std::fs::write(&path, "{\"schema\":1}\n").unwrap();
-        assert!(format!("{:#}", read_jsonl(&path).unwrap_err()).contains("schema 1 and this build reads schema 3"));
+        assert!(
+            format!("{:#}", read_jsonl(&path).unwrap_err()).contains("schema 1 and this build reads schemas 3 to 4")
+        );
         std::fs::write(&path, "schema,owners\n3,logits\n").unwrap();
         assert!(format!("{:#}", read_csv(&path).unwrap_err()).contains("row 1"));
         std::fs::write(&path, "schema,owners\n3\n").unwrap();

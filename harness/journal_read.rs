@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::record::{Row, SCHEMA};
+use crate::record::{OLDEST_SCHEMA, Row, SCHEMA};
 
 /// Longest line read back: far above any row, and a bound on what a broken file makes us hold.
 const MAX_LINE_BYTES: u64 = 64 << 20;
@@ -61,6 +61,10 @@ pub(crate) fn read_csv(path: &Path) -> Result<Vec<Row>> {
 }
 
 fn check_schema(row: &Row) -> Result<()> {
-    ensure!(row.schema == SCHEMA, "the row has schema {} and this build reads schema {SCHEMA}", row.schema);
+    ensure!(
+        (OLDEST_SCHEMA..=SCHEMA).contains(&row.schema),
+        "the row has schema {} and this build reads schemas {OLDEST_SCHEMA} to {SCHEMA}",
+        row.schema
+    );
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The `highwater` binary: a command line over the library's engine, and what it writes.
 //!
 //! `cli` says what can be asked; `axis`, `bytes` and `ids` read its values. `sweep` runs cells and `frontier` bisects;
-//! `record` is a cell's row, `journal` its files, `table` and `charts` (through `plot`) what people look at,
+//! `record` is a cell's row (`status` how it ended, `owners` who held what), `journal` its files, `table` and `charts` (through `plot`) what people look at,
 //! `definitions` what the numbers mean. `stats` summarises samples, `provenance` says where they come from, `progress` how
 //! long it takes. `synth` writes a checkpoint and `inspect` says what one holds. `kernels`
 //! compiles every kernel; `doctor` says what this machine can do (`nvml` asks its cards, `calibrate` measures them);
@@ -29,6 +29,7 @@ mod logits_file;
 mod nvml;
 mod once;
 mod out;
+mod owners;
 mod plan;
 mod plot;
 mod progress;
@@ -36,6 +37,7 @@ mod provenance;
 mod record;
 mod run_sweep;
 mod stats;
+mod status;
 mod sweep;
 mod synth;
 mod table;

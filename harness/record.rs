@@ -5,82 +5,28 @@
 //! A null is an empty field in CSV and `null` in JSON. An empty text is a null in CSV.
 
 use highwater::error::{BudgetError, Error, KvPoolError, OutOfMemory};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
+
+use crate::owners::{Owner, owners_of_either_format};
+use crate::status::Status;
 
 /// Version of the columns: names, order, units.
-pub(crate) const SCHEMA: u32 = 3;
+pub(crate) const SCHEMA: u32 = 4;
+/// The oldest version that is still read: its missing columns are nulls.
+#[cfg(test)]
+pub(crate) const OLDEST_SCHEMA: u32 = 3;
 /// Version of the way numbers are measured. Rows of two methods are never compared.
 pub(crate) const METHOD: u32 = 1;
 
-/// How a cell ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Status {
-    /// It ran, and every number below is its own.
-    Ok,
-    /// An allocation did not fit while it ran (on the plan device: while it was planned).
-    Oom,
-    /// The budget does not fit, so nothing was run.
-    OomPredicted,
-    /// A cell with no larger chunk, batch or depth did not fit, so this one was not tried.
-    OomSkippedDominated,
-    /// The cell asks for something this build or this model does not do.
-    Unsupported,
-    /// It failed for any other reason.
-    Error,
-    /// It ran past its time.
-    Timeout,
-    /// It was planned and never answered.
-    #[default]
-    Lost,
-}
-
-impl Status {
-    /// Every status.
-    #[cfg(test)]
-    pub(crate) const ALL: [Status; 8] = [
-        Status::Ok,
-        Status::Oom,
-        Status::OomPredicted,
-        Status::OomSkippedDominated,
-        Status::Unsupported,
-        Status::Error,
-        Status::Timeout,
-        Status::Lost,
-    ];
-
-    /// The word in the rows.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Status::Ok => "ok",
-            Status::Oom => "oom",
-            Status::OomPredicted => "oom_predicted",
-            Status::OomSkippedDominated => "oom_skipped_dominated",
-            Status::Unsupported => "unsupported",
-            Status::Error => "error",
-            Status::Timeout => "timeout",
-            Status::Lost => "lost",
-        }
-    }
-
-    /// Whether the cell failed, as opposed to having an answer that is data.
-    pub(crate) fn is_failure(self) -> bool {
-        matches!(self, Status::Error | Status::Timeout | Status::Lost)
-    }
-
-    /// Whether the answer is that memory does not suffice.
-    pub(crate) fn is_oom(self) -> bool {
-        matches!(self, Status::Oom | Status::OomPredicted | Status::OomSkippedDominated)
-    }
-}
-
-/// Live bytes under one tag.
+/// The largest step of one stage of a workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Owner {
-    /// Layer kind, op and buffer, as the pool's tag prints.
-    pub(crate) tag: String,
-    /// Live bytes, padding included.
-    pub(crate) bytes: u64,
+pub(crate) struct Stage {
+    /// What the stage is, as `prompt 6144`.
+    pub(crate) name: String,
+    /// Its largest transient peak, in bytes.
+    pub(crate) transient_peak_bytes: u64,
+    /// Holes at that instant, in bytes.
+    pub(crate) fragmentation_bytes: u64,
 }
 
 /// One cell of a sweep. Sizes are bytes, times milliseconds, lengths tokens; `None` is a null.
@@ -95,6 +41,16 @@ pub(crate) struct Row {
     pub(crate) time: String,
     /// The run all rows of one file share.
     pub(crate) run: String,
+    /// Content hash of what the cell is: model and weights, binary, place, types of values, workload and axes.
+    pub(crate) cell: Option<String>,
+    /// Which part of a sweep over many machines the row is of, as `1/4`.
+    pub(crate) shard: Option<String>,
+    /// Whether the row was taken over from an earlier run by `--resume`.
+    pub(crate) cached: Option<bool>,
+    /// Worker processes that were replaced while the cell ran or right after it.
+    pub(crate) workers_replaced: Option<u64>,
+    /// Why the last of them was.
+    pub(crate) worker_note: Option<String>,
 
     /// Folder name of the checkpoint, or the built-in geometry.
     pub(crate) model: String,
@@ -134,6 +90,8 @@ pub(crate) struct Row {
     /// Whether a card took one order of sums at any number of rows.
     pub(crate) batch_invariant: Option<bool>,
 
+    /// What the sequences do: `fixed`, `ladder`, `many-short`, `concurrent-prefill`, `mixed`, or `trace:FILE`.
+    pub(crate) workload: Option<String>,
     /// Prefill token budget of a step.
     pub(crate) chunk: u64,
     /// Sequences.
@@ -206,16 +164,58 @@ pub(crate) struct Row {
     pub(crate) prefill_tok_s: Option<f64>,
     /// Wall time of the prefill.
     pub(crate) prefill_ms: Option<f64>,
+    /// Its first quartile over repetitions.
+    pub(crate) prefill_q1_ms: Option<f64>,
+    /// Its third quartile.
+    pub(crate) prefill_q3_ms: Option<f64>,
+    /// Lower end of the bootstrap interval of its median.
+    pub(crate) prefill_low_ms: Option<f64>,
+    /// Upper end.
+    pub(crate) prefill_high_ms: Option<f64>,
+    /// Repetitions in the sample.
+    pub(crate) prefill_count: Option<u64>,
     /// Median time per output token.
     pub(crate) tpot_ms: Option<f64>,
     /// Its first quartile.
     pub(crate) tpot_q1_ms: Option<f64>,
     /// Its third quartile.
     pub(crate) tpot_q3_ms: Option<f64>,
+    /// Lower end of the bootstrap interval of its median, over repetitions.
+    pub(crate) tpot_low_ms: Option<f64>,
+    /// Upper end.
+    pub(crate) tpot_high_ms: Option<f64>,
     /// Decode steps in the sample.
     pub(crate) tpot_count: Option<u64>,
     /// Median time to first token.
     pub(crate) ttft_ms: Option<f64>,
+    /// Median time between tokens of running sequences, over steps that also held another's prompt tokens.
+    pub(crate) itl_stalled_ms: Option<f64>,
+    /// Gaps in that sample.
+    pub(crate) itl_stalled_count: Option<u64>,
+    /// The same over steps that held none.
+    pub(crate) itl_steady_ms: Option<f64>,
+    /// Gaps in that sample.
+    pub(crate) itl_steady_count: Option<u64>,
+    /// What ended the repetitions: `interval` (narrow enough), `time` (the cap), or `count`.
+    pub(crate) stopped_by: Option<String>,
+    /// Repetitions thrown away because something disturbed the card while they ran.
+    pub(crate) dirty_samples: Option<u64>,
+    /// What disturbed the rest, where not enough clean ones could be had; null where nothing did.
+    pub(crate) dirty: Option<String>,
+    /// Median clock of the multiprocessors over the repetitions, MHz.
+    pub(crate) sm_clock_mhz: Option<f64>,
+    /// Their lowest clock in any of them, MHz.
+    pub(crate) sm_clock_least_mhz: Option<f64>,
+    /// Median clock of the memory, MHz.
+    pub(crate) memory_clock_mhz: Option<f64>,
+    /// Highest temperature, degrees Celsius.
+    pub(crate) temperature_c: Option<f64>,
+    /// Median power, watts.
+    pub(crate) power_w: Option<f64>,
+    /// What held the clocks down in any repetition, joined by `, `; empty where nothing did.
+    pub(crate) throttled: Option<String>,
+    /// Most other processes seen on the card.
+    pub(crate) foreign_processes: Option<u64>,
     /// Steps that held prompt tokens.
     pub(crate) prefill_steps: Option<u64>,
     /// Steps that held none.
@@ -232,6 +232,10 @@ pub(crate) struct Row {
     pub(crate) prefill_samples_ms: Vec<f64>,
     /// Wall time of each decode step in the sample; in JSONL only.
     pub(crate) tpot_samples_ms: Vec<f64>,
+    /// Median time per output token of each repetition; in JSONL only.
+    pub(crate) tpot_passes_ms: Vec<f64>,
+    /// The largest step of each stage of a workload that has stages (a ladder's prompts); in JSONL only.
+    pub(crate) stages: Vec<Stage>,
     /// Most prompt tokens per second the card's bandwidth and arithmetic allow.
     pub(crate) floor_prefill_tok_s: Option<f64>,
     /// Least time per output token they allow.
@@ -241,6 +245,8 @@ pub(crate) struct Row {
     pub(crate) fault: Option<String>,
     /// Whether a correctness check passed in this run; null where none was made.
     pub(crate) checked: Option<bool>,
+    /// Hash of the tokens the cell generated, sequences in order.
+    pub(crate) output_hash: Option<String>,
 
     /// Version of this program.
     pub(crate) version: String,
@@ -258,6 +264,18 @@ pub(crate) struct Row {
     pub(crate) cores: Option<u64>,
     /// Memory this process may use.
     pub(crate) ram_bytes: Option<u64>,
+    /// The card's driver.
+    pub(crate) driver: Option<String>,
+    /// The version of CUDA the driver has, as 13.0.
+    pub(crate) cuda: Option<String>,
+    /// The card's own name.
+    pub(crate) gpu: Option<String>,
+    /// Its own number.
+    pub(crate) gpu_uuid: Option<String>,
+    /// Whether its memory corrects errors.
+    pub(crate) gpu_ecc: Option<bool>,
+    /// Its power limit, watts.
+    pub(crate) gpu_power_limit_w: Option<f64>,
     /// Operating system and kernel.
     pub(crate) os: Option<String>,
     /// `release` or `debug`.
@@ -265,7 +283,7 @@ pub(crate) struct Row {
 }
 
 /// Columns that JSONL holds and CSV does not: lists of samples.
-pub(crate) const JSONL_ONLY: [&str; 2] = ["prefill_samples_ms", "tpot_samples_ms"];
+pub(crate) const JSONL_ONLY: [&str; 4] = ["prefill_samples_ms", "tpot_samples_ms", "tpot_passes_ms", "stages"];
 
 impl Row {
     /// Marks the row as not fitting, with what did not fit and who held the rest.
@@ -331,6 +349,7 @@ impl Row {
         self.set_status(Status::Error, &format!("the row contradicts itself: {what}"));
         self.prefill_samples_ms.retain(|ms| ms.is_finite());
         self.tpot_samples_ms.retain(|ms| ms.is_finite());
+        self.tpot_passes_ms.retain(|ms| ms.is_finite());
     }
 
     fn set_shortage(&mut self, tag: &str, requested: u64, free: u64) {
@@ -350,7 +369,13 @@ impl Row {
                 return Err(format!("{name} is set on the plan device, which measures nothing"));
             }
         }
-        if self.prefill_samples_ms.iter().chain(&self.tpot_samples_ms).any(|ms| !ms.is_finite() || *ms < 0.0) {
+        if self
+            .prefill_samples_ms
+            .iter()
+            .chain(&self.tpot_samples_ms)
+            .chain(&self.tpot_passes_ms)
+            .any(|ms| !ms.is_finite() || *ms < 0.0)
+        {
             return Err("a time sample is negative or not finite".into());
         }
         if self.tpot_count.is_some_and(|n| n != self.tpot_samples_ms.len() as u64 && !self.tpot_samples_ms.is_empty()) {
@@ -402,10 +427,18 @@ impl Row {
         Ok(())
     }
 
-    fn speeds(&self) -> [(&'static str, Option<f64>); 8] {
+    fn speeds(&self) -> [(&'static str, Option<f64>); 16] {
         [
             ("prefill_tok_s", self.prefill_tok_s),
             ("prefill_ms", self.prefill_ms),
+            ("prefill_q1_ms", self.prefill_q1_ms),
+            ("prefill_q3_ms", self.prefill_q3_ms),
+            ("prefill_low_ms", self.prefill_low_ms),
+            ("prefill_high_ms", self.prefill_high_ms),
+            ("tpot_low_ms", self.tpot_low_ms),
+            ("tpot_high_ms", self.tpot_high_ms),
+            ("itl_stalled_ms", self.itl_stalled_ms),
+            ("itl_steady_ms", self.itl_steady_ms),
             ("tpot_ms", self.tpot_ms),
             ("tpot_q1_ms", self.tpot_q1_ms),
             ("tpot_q3_ms", self.tpot_q3_ms),
@@ -428,46 +461,6 @@ fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
-}
-
-/// `tag=bytes;tag=bytes`, the CSV form of owners; `%` and `;` inside a tag are written `%25` and `%3B`.
-pub(crate) fn owners_text(owners: &[Owner]) -> String {
-    let one = |owner: &Owner| format!("{}={}", owner.tag.replace('%', "%25").replace(';', "%3B"), owner.bytes);
-    owners.iter().map(one).collect::<Vec<_>>().join(";")
-}
-
-fn owners_from_text(text: &str) -> Result<Vec<Owner>, String> {
-    let one = |part: &str| {
-        let (tag, bytes) = part.rsplit_once('=').ok_or_else(|| format!("owner `{part}` is not tag=bytes"))?;
-        let bytes = bytes.parse().map_err(|_| format!("owner `{part}`: `{bytes}` is not a number of bytes"))?;
-        Ok(Owner { tag: tag.replace("%3B", ";").replace("%25", "%"), bytes })
-    };
-    text.split(';').filter(|part| !part.is_empty()).map(one).collect()
-}
-
-/// Reads owners from JSON's array or from CSV's text.
-fn owners_of_either_format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Owner>, D::Error> {
-    struct Visitor;
-    impl<'de> serde::de::Visitor<'de> for Visitor {
-        type Value = Vec<Owner>;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("an array of {tag, bytes}, or tag=bytes;tag=bytes")
-        }
-
-        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vec<Owner>, E> {
-            owners_from_text(text).map_err(E::custom)
-        }
-
-        fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<Owner>, A::Error> {
-            let mut owners = Vec::new();
-            while let Some(owner) = seq.next_element()? {
-                owners.push(owner);
-            }
-            Ok(owners)
-        }
-    }
-    deserializer.deserialize_any(Visitor)
 }
 
 #[cfg(test)]
@@ -517,22 +510,6 @@ pub(crate) mod tests {
             slab: 24_000_000_000,
             owners: vec![("weights".into(), 17_000_000_000), ("kv".into(), 6_000_000_000)],
         }
-    }
-
-    #[test]
-    fn status_names_are_what_serde_writes() {
-        for status in Status::ALL {
-            assert_eq!(serde_json::to_value(status).unwrap(), status.name());
-            assert_eq!(serde_json::from_value::<Status>(status.name().into()).unwrap(), status);
-        }
-        assert!(serde_json::from_str::<Status>("\"fine\"").is_err());
-    }
-
-    #[test]
-    fn a_cell_that_never_answered_is_lost_and_a_failure() {
-        assert_eq!(Row::default().status, Status::Lost);
-        assert_eq!(Status::ALL.iter().filter(|s| s.is_failure()).count(), 3);
-        assert_eq!(Status::ALL.iter().filter(|s| s.is_oom()).count(), 3);
     }
 
     #[test]
@@ -591,17 +568,5 @@ pub(crate) mod tests {
         assert!(broken(|r| r.device = "plan".into()).contains("plan device"));
         assert!(broken(|r| r.status = Status::Error).contains("no detail"));
         assert!(broken(|r| r.set_status(Status::Oom, "x")).contains("what did not fit"));
-    }
-
-    #[test]
-    fn owners_survive_their_csv_form_whatever_the_tag() {
-        let owners: Vec<Owner> = [("gdn.h", 1), ("(holes)", 0), ("a=b;c%3Bd", u64::MAX)]
-            .map(|(tag, bytes)| Owner { tag: tag.into(), bytes })
-            .into();
-        assert_eq!(owners_text(&owners), "gdn.h=1;(holes)=0;a=b%3Bc%253Bd=18446744073709551615");
-        assert_eq!(owners_from_text(&owners_text(&owners)).unwrap(), owners);
-        assert_eq!(owners_from_text("").unwrap(), []);
-        assert!(owners_from_text("logits").unwrap_err().contains("tag=bytes"));
-        assert!(owners_from_text("logits=-1").unwrap_err().contains("number of bytes"));
     }
 }

@@ -12,7 +12,8 @@ use crate::axis::Cell;
 use crate::journal::Journal;
 use crate::progress::Progress;
 use crate::provenance::rfc3339_utc;
-use crate::record::{Row, Status};
+use crate::record::Row;
+use crate::status::Status;
 
 /// What runs a cell.
 pub(crate) trait Runner {

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use highwater::error::mib;
 
 use crate::definitions;
-use crate::record::{Row, Status};
+use crate::record::Row;
+use crate::status::Status;
 
 /// What a null prints as.
 const NULL: &str = "-";
