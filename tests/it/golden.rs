@@ -6,7 +6,7 @@ use highwater::ops::{Cx, Meter, Numerics};
 use highwater::tensor::Tensor;
 
 use crate::fixture::{
-    CASES, F32_WEIGHTS_ONLY, PROMPTS, QUANTISED, all_logits, distance, engine, golden, options, row_distances,
+    CASES, F32_WEIGHTS_ONLY, Golden, PROMPTS, QUANTISED, all_logits, distance, engine, golden, options, row_distances,
     sampled_logits,
 };
 
@@ -65,6 +65,17 @@ fn quantised_weights_give_the_golden_f32_logits_on_every_row() {
     }
 }
 
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// How far the last rows of two sets are from each other, prompt by prompt.
+fn between(golden: &Golden, set: &str, other: &str) -> Vec<f64> {
+    let last = |set: &str, length: usize| &golden.floats[&format!("{set}/logits_last.{length}")];
+    PROMPTS.iter().map(|length| distance(last(set, *length), last(other, *length))).collect()
+}
+
 /// With the checkpoint's own activation quantisation, the logits are nearer to the peer's than a quarter of what that
 /// quantisation does to them, by the median row.
 ///
@@ -73,33 +84,52 @@ fn quantised_weights_give_the_golden_f32_logits_on_every_row() {
 /// one scale for all rows of a two-dimensional input.
 #[test]
 fn quantised_activations_are_near_the_peer_s() {
-    /// One code that falls the other way moves every later row of these random models: longer prompts of this case are
-    /// printed, and held to nothing.
-    const SHORT_PROMPTS_ONLY: &str = "ct_fp8_dynamic";
-    fn median(mut values: Vec<f64>) -> f64 {
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    }
+    /// Inputs of this case are within 1e-7 of a tie between two codes, early in its longer prompts, and one code that falls
+    /// the other way moves every later row. It is held to the third quartile of how far the peer's own arithmetic is from
+    /// itself after nudges of one unit in the last place.
+    const TIED: &str = "ct_fp8_dynamic";
+    const NUDGED: usize = 9;
     for (case, set) in QUANTISED {
         let Some(set) = set else { continue };
         let golden = golden(case);
         let mut engine = engine(case, options(Numerics::F32, 512, 1));
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        for length in PROMPTS {
-            let got = sampled_logits(&mut engine, golden.prompt(length), 1);
-            let peer = &golden.floats[&format!("{set}/logits_last.{length}")];
-            ours.push(distance(&got.logits, peer));
-            theirs.push(distance(peer, &golden.floats[&format!("fp32/logits_last.{length}")]));
-        }
+        let ours: Vec<f64> = PROMPTS
+            .iter()
+            .map(|length| {
+                let got = sampled_logits(&mut engine, golden.prompt(*length), 1);
+                distance(&got.logits, &golden.floats[&format!("{set}/logits_last.{length}")])
+            })
+            .collect();
         for (length, d) in PROMPTS.iter().zip(&ours[..2]) {
             assert!(*d <= F32_BOUND, "{case}: prompt.{length} is {d:.2e} off");
         }
-        let (ours, theirs) = (median(ours), median(theirs));
+        let (ours, theirs) = (median(ours), median(between(&golden, set, "fp32")));
         println!("{case}: {ours:.4} from {set}, which is {theirs:.4} from fp32: {:.3}", ours / theirs);
-        if case != SHORT_PROMPTS_ONLY {
-            assert!(ours <= 0.25 * theirs, "{case}: {ours:.4} from {set}, which is {theirs:.4} from fp32");
+        let mut bound = 0.25 * theirs;
+        if case == TIED {
+            let nudged = |k| median(between(&golden, &format!("fp32_actq_nudged.{k}"), set));
+            let mut nudged: Vec<f64> = (0..NUDGED).map(nudged).collect();
+            nudged.sort_by(f64::total_cmp);
+            println!("{case}: nudged by one unit in the last place the peer is {nudged:.4?} from itself");
+            bound = bound.max(nudged[3 * NUDGED / 4]);
         }
+        assert!(ours <= bound, "{case}: {ours:.4} from {set}, and at most {bound:.4} is allowed");
     }
+}
+
+/// compressed-tensors' own fake quantisation of this case takes one scale for all rows of a two-dimensional input, which the
+/// file does not say (`strategy: token`) and no batched engine can do: that formula gives the given set, one scale a row
+/// does not.
+#[test]
+fn the_peer_s_set_of_dynamic_tokens_is_one_scale_for_all_rows() {
+    let golden = golden("ct_fp8_dynamic");
+    let theirs = median(between(&golden, "fp32_actq", "fp32"));
+    let [whole, rows] =
+        ["fp32_actq_2d", "fp32_actq_rows"].map(|set| median(between(&golden, set, "fp32_actq")) / theirs);
+    println!(
+        "ct_fp8_dynamic: of fp32_actq's {theirs:.4} from fp32, one scale for all rows is {whole:.4} away, rows {rows:.4}"
+    );
+    assert!(whole <= 0.05 && rows > 0.25, "{whole:.4} and {rows:.4}");
 }
 
 #[test]
