@@ -80,4 +80,4 @@ fn on_card(c: &mut Criterion<CudaTime>) {
 
 criterion_group!(benches, bench);
 criterion_group!(name = card; config = cuda::criterion(); targets = on_card);
-criterion_main!(benches, card);
+criterion_main!(card, benches);

@@ -132,15 +132,10 @@ pub(crate) fn compilations(kernels: &[Kernel]) -> Vec<Kernel> {
     all
 }
 
-fn compile(variants: &[Kernel], archs: &[Arch], library: String) -> Report {
-    let started = Instant::now();
-    let jobs: Vec<(Kernel, Arch)> = variants
-        .iter()
-        .flat_map(|v| archs.iter().map(move |a| (*v, *a)))
-        .filter(|(v, a)| launch::runs_on(*v, *a))
-        .collect();
+/// Compiles each job, or takes it from the cache, on every core; for each the module and whether it was in the cache.
+pub(crate) fn compile_side_by_side(jobs: &[(Kernel, Arch)]) -> Vec<Result<(Compiled, bool)>> {
     let progress = Progress::kernels(jobs.len() as u64);
-    let done: Vec<Result<(Compiled, bool)>> = jobs
+    let done = jobs
         .par_iter()
         .map(|(kernel, arch)| {
             progress.doing(&format!("{} for {arch}", kernel.variant()));
@@ -150,6 +145,17 @@ fn compile(variants: &[Kernel], archs: &[Arch], library: String) -> Report {
         })
         .collect();
     progress.finish();
+    done
+}
+
+fn compile(variants: &[Kernel], archs: &[Arch], library: String) -> Report {
+    let started = Instant::now();
+    let jobs: Vec<(Kernel, Arch)> = variants
+        .iter()
+        .flat_map(|v| archs.iter().map(move |a| (*v, *a)))
+        .filter(|(v, a)| launch::runs_on(*v, *a))
+        .collect();
+    let done = compile_side_by_side(&jobs);
     let mut report = Report {
         nvrtc: format!("{}.{}", nvrtc::version().0, nvrtc::version().1),
         library,

@@ -349,6 +349,17 @@ impl Driver {
         Ok(Function { function, shared: SHARED_BY_DEFAULT })
     }
 
+    /// Loads a function's code now rather than at its first launch, where the driver can: from CUDA 12.4 on.
+    pub(super) fn load_code(&self, function: &Function) -> Result<()> {
+        const SINCE: i32 = 12_040;
+        if super::info::driver_version()? < SINCE {
+            return Ok(());
+        }
+        self.context.bind()?;
+        // SAFETY: the function's module is loaded, and the driver has the call.
+        check(unsafe { sys::cuFuncLoad(function.function) }, "cuFuncLoad")
+    }
+
     pub(super) fn launch(&self, function: &mut Function, grid: Grid, slots: &[Slot]) -> Result<()> {
         self.context.bind()?;
         if grid.shared > function.shared {

@@ -447,8 +447,7 @@ impl Cuda {
             Entry::Vacant(place) => place.insert(driver.module(&compiled.cubin)?),
         };
         for usage in &compiled.usage {
-            // The driver loads a function's code when it is first asked for.
-            driver.function(module, &usage.entry)?;
+            driver.load_code(&driver.function(module, &usage.entry)?)?;
         }
         state.outside.modules += driver.used()?.saturating_sub(before);
         Ok(compiled.usage.len())
