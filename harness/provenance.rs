@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use highwater::device::DeviceSpec;
+use highwater::num::fnv::Fnv1a;
 
 use crate::record::Row;
 
@@ -121,27 +122,6 @@ fn git(tree: &Path) -> (Option<String>, Option<bool>) {
     let sha = ask(&["rev-parse", "--verify", "HEAD"]);
     let dirty = ask(&["status", "--porcelain", "--untracked-files=no"]).map(|changes| !changes.is_empty());
     (sha, dirty)
-}
-
-/// FNV-1a, 64 bits (Fowler, Noll, Vo; public domain parameters).
-struct Fnv1a(u64);
-
-impl Default for Fnv1a {
-    fn default() -> Fnv1a {
-        Fnv1a(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Hasher for Fnv1a {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
 }
 
 fn file_hash(path: &Path) -> Option<String> {

@@ -112,6 +112,11 @@ impl Error {
         Error::Config { file: file.into(), field: field.into(), what: what.into() }
     }
 
+    /// An [`Error::Device`] that the next call does not meet again.
+    pub fn device(what: impl Into<String>, help: impl Into<String>) -> Error {
+        Error::Device { what: what.into(), help: help.into(), sticky: false }
+    }
+
     /// The allocation failure inside, if that is what this is.
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {

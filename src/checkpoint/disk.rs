@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::hash::Hasher;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -23,6 +24,7 @@ use super::names::{Role, SkipRule, role};
 use super::quant::Quantisation;
 use super::tokenizer;
 use crate::error::{Error, Result};
+use crate::num::fnv::Fnv1a;
 
 /// Where modelopt says how weights are stored, if config.json does not.
 const HF_QUANT: &str = "hf_quant_config.json";
@@ -90,7 +92,7 @@ impl Checkpoint {
             paths: open.paths,
             files: open.files,
             skipped: done.skipped,
-            header_hash: open.hash.0,
+            header_hash: open.hash.0.finish(),
         })
     }
 
@@ -257,7 +259,7 @@ struct Opened {
     paths: Vec<PathBuf>,
     files: Vec<File>,
     found: Vec<Found>,
-    hash: Fnv,
+    hash: PieceHash,
 }
 
 impl Opened {
@@ -355,19 +357,13 @@ fn read_exact(file: &File, out: &mut [u8], at: u64) -> std::io::Result<()> {
     pieces.map(|(i, piece)| file.read_exact_at(piece, at + (i * PIECE) as u64)).collect()
 }
 
-/// FNV-1a of 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>), each piece preceded by its length.
-struct Fnv(u64);
+/// A hash of pieces, each preceded by its length.
+#[derive(Default)]
+struct PieceHash(Fnv1a);
 
-impl Default for Fnv {
-    fn default() -> Fnv {
-        Fnv(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Fnv {
+impl PieceHash {
     fn write(&mut self, piece: &[u8]) {
-        for byte in (piece.len() as u64).to_le_bytes().iter().chain(piece) {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
+        self.0.write(&(piece.len() as u64).to_le_bytes());
+        self.0.write(piece);
     }
 }

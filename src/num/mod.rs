@@ -5,6 +5,7 @@
 
 pub mod dtype;
 pub mod elementary;
+pub mod fnv;
 pub mod fp4;
 pub mod fp8;
 pub mod philox;

@@ -2,6 +2,10 @@
 //!
 //! A value depends on (key, counter) alone, never on who asked before: any device, split or order gives the same bits.
 
+use std::hash::Hasher;
+
+use super::fnv::Fnv1a;
+
 const MUL: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
@@ -20,10 +24,9 @@ pub fn philox4x32(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
 
 /// The key of a named stream under a user's seed: the seed mixed with the FNV-1a hash of the name.
 pub fn stream_key(seed: u64, name: &str) -> [u32; 2] {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for byte in name.bytes() {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    }
+    let mut hash = Fnv1a::default();
+    hash.write(name.as_bytes());
+    let hash = hash.finish();
     let mixed = philox4x32([seed as u32, (seed >> 32) as u32], [hash as u32, (hash >> 32) as u32, 0, 0]);
     [mixed[0], mixed[1]]
 }

@@ -198,7 +198,7 @@ pub fn chunked(
     chunked_in_pieces(cx, conv, gates, state, dims, batch, out, piece_chunks)
 }
 
-fn chunks(spans: &[Span]) -> usize {
+pub(super) fn chunks(spans: &[Span]) -> usize {
     spans.iter().map(|s| s.len.div_ceil(CHUNK_TOKENS)).sum()
 }
 

@@ -10,7 +10,7 @@ use cudarc::cublaslt::sys;
 
 use super::driver::Driver;
 use super::library::{self, Library};
-use super::{Cuda, Mode};
+use super::{Backend, Cuda, Mode};
 use crate::error::{Error, Result};
 use crate::num::DType;
 
@@ -67,15 +67,12 @@ struct Plan {
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-fn check(status: sys::cublasStatus_t, call: &str) -> Result<()> {
-    if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
-        return Ok(());
-    }
-    Err(Error::Device {
-        what: format!("{call}: {status:?}"),
-        help: "`highwater doctor` says which cuBLASLt was found".into(),
-        sticky: false,
-    })
+fn check(status: sys::cublasStatus_t, call: impl std::fmt::Display) -> Result<()> {
+    if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS { Ok(()) } else { Err(refused(status, call)) }
+}
+
+fn refused(status: sys::cublasStatus_t, call: impl std::fmt::Display) -> Error {
+    Error::device(format!("{call}: {status:?}"), "`highwater doctor` says which cuBLASLt was found")
 }
 
 /// The library's version, as 13.1.0.
@@ -194,10 +191,9 @@ impl Blas {
         };
         // SAFETY: created above, destroyed once.
         unsafe { sys::cublasLtMatmulPreferenceDestroy(preference) };
-        check(asked, &format!("cublasLtMatmulAlgoGetHeuristic of {product:?}"))?;
+        check(asked, format_args!("cublasLtMatmulAlgoGetHeuristic of {product:?}"))?;
         if count == 0 {
-            return check(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED, &format!("{product:?}"))
-                .map(|()| unreachable!());
+            return Err(refused(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED, format_args!("{product:?}")));
         }
         // SAFETY: the library wrote `count` = 1 result.
         let algorithm = unsafe { found.assume_init() }.algo;
@@ -222,50 +218,47 @@ impl Drop for Blas {
 }
 
 impl Cuda {
-    /// Runs a product on the compute stream: addresses of x, W and y. False in emulation, where there is no such library.
-    pub fn product(&self, product: Product, x: super::Arg, w: super::Arg, y: super::Arg) -> Result<bool> {
-        if self.blas().is_none() {
-            return Ok(false);
-        }
+    /// Runs a product on the compute stream: addresses of x, W and y. An error in emulation, where there is no such library.
+    pub fn product(&self, product: Product, x: super::Arg, w: super::Arg, y: super::Arg) -> Result<()> {
+        let (Backend::Driver(driver), Some(blas)) = (&self.backend, &self.blas) else {
+            return Err(Error::device("a product of cuBLASLt in emulation", "kernels of this project run there"));
+        };
         if self.mode() == Mode::Dry {
-            return Ok(true);
+            return Ok(());
         }
-        self.with_blas(|blas, driver| {
-            driver.bind()?;
-            let (plan, new) = blas.plan(product)?;
-            let before = if new { driver.used().unwrap_or(0) } else { 0 };
-            let (one, zero) = (1.0f32, 0.0f32);
-            let address = |arg: super::Arg| arg.word() as usize as *mut c_void;
-            // SAFETY: descriptors are live; the addresses are of device memory with the layouts' extents, which the op
-            // has checked; the workspace has the size the algorithm was chosen for.
-            let ran = unsafe {
-                sys::cublasLtMatmul(
-                    blas.handle,
-                    plan.operation,
-                    (&raw const one).cast(),
-                    address(w),
-                    plan.w,
-                    address(x),
-                    plan.x,
-                    (&raw const zero).cast(),
-                    address(y),
-                    plan.y,
-                    address(y),
-                    plan.y,
-                    &raw const plan.algorithm,
-                    blas.workspace as usize as *mut c_void,
-                    WORKSPACE_BYTES as usize,
-                    driver.stream().cast(),
-                )
-            };
-            check(ran, &format!("cublasLtMatmul of {product:?}"))?;
-            if new {
-                // Kernels are loaded when they first run; a capture forbids the question, and then nothing was loaded.
-                let after = driver.used().unwrap_or(before);
-                blas.grown.fetch_add(after.saturating_sub(before), Ordering::Relaxed);
-            }
-            Ok(())
-        })?;
-        Ok(true)
+        driver.bind()?;
+        let (plan, new) = blas.plan(product)?;
+        let before = if new { driver.used().unwrap_or(0) } else { 0 };
+        let (one, zero) = (1.0f32, 0.0f32);
+        let address = |arg: super::Arg| arg.word() as usize as *mut c_void;
+        // SAFETY: descriptors are live; the addresses are of device memory with the layouts' extents, which the op has
+        // checked; the workspace has the size the algorithm was chosen for.
+        let ran = unsafe {
+            sys::cublasLtMatmul(
+                blas.handle,
+                plan.operation,
+                (&raw const one).cast(),
+                address(w),
+                plan.w,
+                address(x),
+                plan.x,
+                (&raw const zero).cast(),
+                address(y),
+                plan.y,
+                address(y),
+                plan.y,
+                &raw const plan.algorithm,
+                blas.workspace as usize as *mut c_void,
+                WORKSPACE_BYTES as usize,
+                driver.stream().cast(),
+            )
+        };
+        check(ran, format_args!("cublasLtMatmul of {product:?}"))?;
+        if new {
+            // Kernels are loaded when they first run; a capture forbids the question, and then nothing was loaded.
+            let after = driver.used().unwrap_or(before);
+            blas.grown.fetch_add(after.saturating_sub(before), Ordering::Relaxed);
+        }
+        Ok(())
     }
 }

@@ -11,6 +11,7 @@ use super::nvrtc::{self, Compiled};
 use super::sources::Source;
 use crate::device::spec::Arch;
 use crate::error::{Error, Result};
+use crate::num::fnv::Fnv1a;
 
 /// Names another folder than the user's cache folder.
 pub const FOLDER_VARIABLE: &str = "HIGHWATER_CACHE";
@@ -51,30 +52,15 @@ fn digest(source: &Source, key: Kernel, arch: Arch) -> u128 {
 /// 128 bits that tell contents apart, the same in every process.
 pub(super) fn digest_of(content: &impl Hash) -> u128 {
     let half = |seed: u8| {
-        let mut hasher = Fnv(0xCBF2_9CE4_8422_2325);
+        let mut hasher = Fnv1a::default();
         (seed, content).hash(&mut hasher);
         hasher.finish()
     };
     u128::from(half(0)) << 64 | u128::from(half(1))
 }
 
-/// FNV-1a: the same on every machine and release, which the standard hasher does not promise.
-struct Fnv(u64);
-
-impl Hasher for Fnv {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3);
-        }
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
 fn checksum(parts: &[&[u8]]) -> u64 {
-    let mut hasher = Fnv(0xCBF2_9CE4_8422_2325);
+    let mut hasher = Fnv1a::default();
     for part in parts {
         hasher.write(part);
     }

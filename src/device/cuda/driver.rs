@@ -69,7 +69,7 @@ unsafe impl Send for Driver {}
 unsafe impl Sync for Driver {}
 
 /// Turns a driver's answer into a sentence.
-pub(super) fn check(result: CUresult, call: &str) -> Result<()> {
+pub(super) fn check(result: CUresult, call: impl std::fmt::Display) -> Result<()> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
     }
@@ -115,11 +115,8 @@ pub(super) fn start() -> Result<u32> {
 pub(super) fn device(ordinal: u32) -> Result<sys::CUdevice> {
     let count = start()?;
     if ordinal >= count {
-        return Err(Error::Device {
-            what: format!("card {ordinal} of {count}"),
-            help: format!("cuda:0 to cuda:{} are there", count.saturating_sub(1)),
-            sticky: false,
-        });
+        let there = format!("cuda:0 to cuda:{} are there", count.saturating_sub(1));
+        return Err(Error::device(format!("card {ordinal} of {count}"), there));
     }
     let mut device = 0;
     // SAFETY: `device` is a live integer, the ordinal is in range.
@@ -145,11 +142,8 @@ pub(super) fn arch_of(major: i32, minor: i32) -> Result<Arch> {
         (10, 0) => Arch::Sm100a,
         (12, 0) => Arch::Sm120a,
         _ => {
-            return Err(Error::Device {
-                what: format!("a card of compute capability {major}.{minor}"),
-                help: "kernels are written for 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0".into(),
-                sticky: false,
-            });
+            let what = format!("a card of compute capability {major}.{minor}");
+            return Err(Error::device(what, "kernels are written for 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0"));
         }
     })
 }
@@ -180,7 +174,7 @@ pub(super) fn tensor_map(address: u64, rows: u64, cols: u64, pitch: u64, box_row
             Outside::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     };
-    check(made, &format!("cuTensorMapEncodeTiled of {rows} rows of {cols} B, {pitch} B apart"))?;
+    check(made, format_args!("cuTensorMapEncodeTiled of {rows} rows of {cols} B, {pitch} B apart"))?;
     Ok(TensorMap(map.0))
 }
 
@@ -215,11 +209,17 @@ impl Driver {
 
     /// Bytes of the card in use, by this process and all others.
     pub(super) fn used(&self) -> Result<u64> {
+        let (free, total) = self.memory()?;
+        Ok(total - free)
+    }
+
+    /// Bytes of the card that are free, and all of them.
+    fn memory(&self) -> Result<(u64, u64)> {
         self.context.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are live integers, the context is current.
         check(unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) }, "cuMemGetInfo")?;
-        Ok((total - free) as u64)
+        Ok((free as u64, total as u64))
     }
 
     /// Device memory, freed with the driver.
@@ -229,14 +229,11 @@ impl Driver {
         // SAFETY: `address` is a live integer, the context is current.
         let result = unsafe { sys::cuMemAlloc_v2(&raw mut address, (bytes as usize).max(1)) };
         if result == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            let (mut free, mut total) = (0, 0);
-            // SAFETY: both are live integers.
-            check(unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) }, "cuMemGetInfo")?;
-            return Err(Error::Device {
-                what: format!("the card refused one block of {bytes} B; {free} B of its {total} B are free"),
-                help: format!("--vram {free} or less leaves room for what else runs on the card"),
-                sticky: false,
-            });
+            let (free, total) = self.memory()?;
+            return Err(Error::device(
+                format!("the card refused one block of {bytes} B; {free} B of its {total} B are free"),
+                format!("--vram {free} or less leaves room for what else runs on the card"),
+            ));
         }
         check(result, "cuMemAlloc")?;
         self.allocations.lock().unwrap_or_else(PoisonError::into_inner).push(address);
@@ -276,28 +273,13 @@ impl Driver {
 
     /// Copies through pinned memory; the host waits only when the ring comes round.
     pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
-        self.context.bind()?;
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        for (i, part) in bytes.chunks(RING_BYTES / 2).enumerate() {
-            if ring.next + part.len() > RING_BYTES {
-                self.synchronize()?;
-                ring.next = 0;
-            }
-            // SAFETY: next + len is inside the ring, checked above; no copy in flight reads that part, since the stream
-            // was waited for when the ring came round.
-            let staged = unsafe {
-                let staged = ring.start.add(ring.next);
-                std::ptr::copy_nonoverlapping(part.as_ptr(), staged, part.len());
-                staged
-            };
-            let at = address + (i * (RING_BYTES / 2)) as u64;
-            // SAFETY: the caller's range is inside an allocation of this driver; the staged bytes stay until the stream is
-            // waited for.
-            let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(at, staged.cast::<c_void>(), part.len(), self.stream) };
-            check(copied, "cuMemcpyHtoDAsync")?;
-            ring.next += part.len().next_multiple_of(256);
-        }
-        Ok(())
+        const PIECE: usize = RING_BYTES / 2;
+        bytes.chunks(PIECE).enumerate().try_for_each(|(i, piece)| {
+            self.write_with(address + (i * PIECE) as u64, piece.len(), |staged| {
+                staged.copy_from_slice(piece);
+                Ok(())
+            })
+        })
     }
 
     pub(super) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
@@ -345,7 +327,7 @@ impl Driver {
         let name = CString::new(entry).unwrap_or_default();
         // SAFETY: the module is live, the name ends in zero.
         let found = unsafe { sys::cuModuleGetFunction(&raw mut function, module.module, name.as_ptr()) };
-        check(found, &format!("cuModuleGetFunction({entry})"))?;
+        check(found, format_args!("cuModuleGetFunction({entry})"))?;
         Ok(Function { function, shared: SHARED_BY_DEFAULT })
     }
 
@@ -396,11 +378,11 @@ impl Driver {
         let mut event = std::ptr::null_mut();
         // SAFETY: the context is current, `event` a live pointer.
         check(unsafe { sys::cuEventCreate(&raw mut event, 0) }, "cuEventCreate")?;
-        let event = Event(Mark::Device { event, context: Arc::clone(&self.context) });
-        let Mark::Device { event: handle, .. } = &event.0 else { unreachable!("made on the line above") };
+        // Owned from here on, so that it is destroyed where recording fails.
+        let owned = Event(Mark::Device { event, context: Arc::clone(&self.context) });
         // SAFETY: event and stream are live.
-        check(unsafe { sys::cuEventRecord(*handle, self.stream) }, "cuEventRecord")?;
-        Ok(event)
+        check(unsafe { sys::cuEventRecord(event, self.stream) }, "cuEventRecord")?;
+        Ok(owned)
     }
 
     pub(super) fn begin_capture(&self) -> Result<()> {

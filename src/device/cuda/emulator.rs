@@ -72,7 +72,6 @@ impl Emulator {
         headers: &[(&str, &str)],
         defines: &[(&str, i32)],
         entry: &str,
-        _no_fma: bool,
     ) -> Result<Function> {
         let digest = cache::digest_of(&(source, headers, defines, &self.compiler.version));
         let file = self.folder.join(format!("{module}-{digest:032x}.so"));
@@ -193,7 +192,7 @@ fn shared_launch(headers: &[(&str, &str)], own: Launch) -> Launch {
 }
 
 fn refused(what: String, help: &str) -> Error {
-    Error::Device { what, help: help.to_owned(), sticky: false }
+    Error::device(what, help)
 }
 
 /// `CXX`, or the first of the usual names that compiles C++17; looked for once.
@@ -271,7 +270,7 @@ pub fn run_text(
 ) -> Result<()> {
     let emulator = Emulator::new()?;
     let headers: Vec<(&str, &str)> = sources::FILES.iter().copied().filter(|(name, _)| name.ends_with('h')).collect();
-    let function = emulator.function("text", source, &headers, &[], entry, false)?;
+    let function = emulator.function("text", source, &headers, &[], entry)?;
     let slots = args.iter_mut().map(|arg| match arg {
         TextArg::F32(values) => values.as_mut_ptr() as u64,
         TextArg::U32(values) => values.as_mut_ptr() as u64,

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 
@@ -82,16 +82,13 @@ fn folders() -> Vec<PathBuf> {
 
 /// Loads the library, once; gives where it was found.
 pub fn load(library: Library) -> Result<String> {
-    static FOUND: OnceLock<Mutex<Vec<(Library, String)>>> = OnceLock::new();
-    let mut found = FOUND.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    static FOUND: Mutex<Vec<(Library, String)>> = Mutex::new(Vec::new());
+    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, place)) = found.iter().find(|(l, _)| *l == library) {
         return Ok(place.clone());
     }
-    let place = find(library).ok_or_else(|| Error::Device {
-        what: format!("{} was not found", library.soname()),
-        help: library.how_to_get().to_owned(),
-        sticky: false,
-    })?;
+    let missing = || Error::device(format!("{} was not found", library.soname()), library.how_to_get());
+    let place = find(library).ok_or_else(missing)?;
     found.push((library, place.clone()));
     Ok(place)
 }
@@ -105,10 +102,11 @@ fn find(library: Library) -> Option<String> {
                 continue;
             }
             // NVRTC asks the loader for its builtins by name: they must be loaded from the same place first.
-            for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
-                let name = entry.file_name().to_string_lossy().into_owned();
-                if library == Library::Nvrtc && name.starts_with("libnvrtc-builtins.so") {
-                    open(&entry.path());
+            if library == Library::Nvrtc {
+                for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+                    if entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so") {
+                        open(&entry.path());
+                    }
                 }
             }
             if open(&file) {

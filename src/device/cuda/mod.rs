@@ -16,7 +16,6 @@ pub mod sources;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
@@ -79,11 +78,6 @@ impl Kernel {
     /// The file's stem.
     pub fn module(&self) -> &'static str {
         self.module
-    }
-
-    /// The entry point.
-    pub fn entry(&self) -> &'static str {
-        self.entry
     }
 
     /// The macros that are set.
@@ -254,7 +248,6 @@ pub struct Cuda {
     slab_bytes: u64,
     blas: Option<Blas>,
     state: Mutex<State>,
-    launches: AtomicU64,
 }
 
 struct State {
@@ -281,20 +274,19 @@ impl Cuda {
         let with_blas = driver.used()?;
         let slab = driver.alloc(slab_bytes)?;
         let outside = Outside { context, blas: with_blas.saturating_sub(context), ..Outside::default() };
-        Cuda::new(Backend::Driver(Box::new(driver)), slab, slab_bytes, Some(blas), outside).with_arch()
+        let arch = driver.arch()?;
+        Ok(Cuda::new(Backend::Driver(Box::new(driver)), arch, slab, slab_bytes, Some(blas), outside))
     }
 
     /// Kernels built for this processor, the slab in its memory; `arch` is the one tactics are for.
     pub fn emulated(arch: Arch, slab_bytes: u64) -> Result<Cuda> {
         let slab = HostSlab::reserve(slab_bytes)?;
         let address = slab.address();
-        let mut cuda =
-            Cuda::new(Backend::Emulator(Emulator::new()?, slab), address, slab_bytes, None, Outside::default());
-        cuda.arch = arch;
-        Ok(cuda)
+        let backend = Backend::Emulator(Emulator::new()?, slab);
+        Ok(Cuda::new(backend, arch, address, slab_bytes, None, Outside::default()))
     }
 
-    fn new(backend: Backend, slab: u64, slab_bytes: u64, blas: Option<Blas>, outside: Outside) -> Cuda {
+    fn new(backend: Backend, arch: Arch, slab: u64, slab_bytes: u64, blas: Option<Blas>, outside: Outside) -> Cuda {
         let state = State {
             modules: HashMap::new(),
             functions: HashMap::new(),
@@ -303,22 +295,7 @@ impl Cuda {
             capturing: false,
             outside,
         };
-        Cuda {
-            backend,
-            arch: Arch::Host,
-            slab,
-            slab_bytes,
-            blas,
-            state: Mutex::new(state),
-            launches: AtomicU64::new(0),
-        }
-    }
-
-    fn with_arch(mut self) -> Result<Cuda> {
-        if let Backend::Driver(driver) = &self.backend {
-            self.arch = driver.arch()?;
-        }
-        Ok(self)
+        Cuda { backend, arch, slab, slab_bytes, blas, state: Mutex::new(state) }
     }
 
     /// What kernels are compiled for.
@@ -334,11 +311,6 @@ impl Cuda {
     /// The vendor's matrix library; none in emulation.
     pub fn blas(&self) -> Option<&Blas> {
         self.blas.as_ref()
-    }
-
-    /// Launches so far, dry ones left out.
-    pub fn launches(&self) -> u64 {
-        self.launches.load(Ordering::Relaxed)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -372,7 +344,6 @@ impl Cuda {
             recording.push(Recording::Launch(kernel, grid, words()));
             return Ok(());
         }
-        self.launches.fetch_add(1, Ordering::Relaxed);
         match (&self.backend, state.functions.get_mut(&kernel)) {
             (Backend::Driver(driver), Some(Function::Driver(function))) => {
                 let slots: Vec<Slot> = args.iter().map(|arg| arg.slot()).collect();
@@ -387,7 +358,6 @@ impl Cuda {
 
     /// Compiles (or takes from the cache) and loads the kernel.
     fn load(&self, state: &mut State, kernel: Kernel) -> Result<()> {
-        let source = sources::kernel(kernel.module)?;
         let function = match &self.backend {
             Backend::Driver(driver) => {
                 let before = driver.used()?;
@@ -395,7 +365,7 @@ impl Cuda {
                 let module = match state.modules.entry(key) {
                     Entry::Occupied(loaded) => loaded.into_mut(),
                     Entry::Vacant(place) => {
-                        let (compiled, _) = cache::compiled(&source, key, self.arch)?;
+                        let (compiled, _) = cache::compiled(&sources::kernel(kernel.module)?, key, self.arch)?;
                         place.insert(driver.module(&compiled.cubin)?)
                     }
                 };
@@ -403,14 +373,12 @@ impl Cuda {
                 state.outside.modules += driver.used()?.saturating_sub(before);
                 Function::Driver(function)
             }
-            Backend::Emulator(emulator, _) => Function::Emulator(emulator.function(
-                kernel.module,
-                &source.text,
-                &source.headers(),
-                kernel.defines(),
-                kernel.entry,
-                !kernel.fma,
-            )?),
+            Backend::Emulator(emulator, _) => {
+                let source = sources::kernel(kernel.module)?;
+                let (module, defines) = (kernel.module, kernel.defines());
+                let function = emulator.function(module, &source.text, &source.headers(), defines, kernel.entry)?;
+                Function::Emulator(function)
+            }
         };
         state.functions.insert(kernel, function);
         Ok(())
@@ -426,11 +394,10 @@ impl Cuda {
     pub fn tensor_map(&self, address: Arg, rows: u64, cols: u64, pitch: u64, box_rows: u32) -> Result<Arg> {
         match &self.backend {
             Backend::Driver(_) => driver::tensor_map(address.word(), rows, cols, pitch, box_rows).map(Arg::Map),
-            Backend::Emulator(..) => Err(Error::Device {
-                what: "a tensor map in emulation".into(),
-                help: "kernels that need Hopper are launched where has_hopper says so".into(),
-                sticky: false,
-            }),
+            Backend::Emulator(..) => Err(Error::device(
+                "a tensor map in emulation",
+                "kernels that need Hopper are launched where has_hopper says so",
+            )),
         }
     }
 
@@ -474,11 +441,10 @@ impl Cuda {
             return Ok(());
         }
         if self.is_recording() {
-            return Err(Error::Device {
-                what: format!("{} B from the host while launches are recorded", bytes.len()),
-                help: "a graph reads its inputs from buffers that are written before it is replayed".into(),
-                sticky: false,
-            });
+            return Err(Error::device(
+                format!("{} B from the host while launches are recorded", bytes.len()),
+                "a graph reads its inputs from buffers that are written before it is replayed",
+            ));
         }
         match &self.backend {
             Backend::Driver(driver) => driver.write(self.slab + offset, bytes),
@@ -612,19 +578,6 @@ impl Cuda {
                 Ok(())
             }
             _ => unreachable!("a graph runs on the device that captured it"),
-        }
-    }
-
-    /// Runs a product of the vendor's library: the only launch that is not one of our kernels.
-    fn with_blas<R>(&self, run: impl FnOnce(&Blas, &Driver) -> Result<R>) -> Result<Option<R>> {
-        match (&self.backend, &self.blas) {
-            (Backend::Driver(driver), Some(blas)) => {
-                if self.mode() == Mode::Dry {
-                    return Ok(None);
-                }
-                run(blas, driver).map(Some)
-            }
-            _ => Ok(None),
         }
     }
 

@@ -57,11 +57,8 @@ pub fn version() -> (i32, i32) {
 pub fn compile(source: &Source, key: Kernel, arch: Arch) -> Result<Compiled> {
     library::load(Library::Nvrtc)?;
     let text = |text: &str| {
-        CString::new(text).map_err(|_| Error::Device {
-            what: format!("{}.cu has a zero byte", source.name),
-            help: "kernel sources are text".into(),
-            sticky: false,
-        })
+        let zero = |_| Error::device(format!("{}.cu has a zero byte", source.name), "kernel sources are text");
+        CString::new(text).map_err(zero)
     };
     let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "--ptxas-options=-v".into()];
     // Lambdas carry no annotation.
@@ -135,11 +132,8 @@ fn check(result: sys::nvrtcResult, what: &str, log: impl FnOnce() -> String) -> 
     if result == sys::nvrtcResult::NVRTC_SUCCESS {
         return Ok(());
     }
-    Err(Error::Device {
-        what: format!("NVRTC {}.{}: {what}: {result:?}", version().0, version().1),
-        help: log(),
-        sticky: false,
-    })
+    let (major, minor) = version();
+    Err(Error::device(format!("NVRTC {major}.{minor}: {what}: {result:?}"), log()))
 }
 
 /// The assembler's report: an "entry function" line, then a line of stack and spills, then one of registers and memory.

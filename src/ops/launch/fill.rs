@@ -1,6 +1,6 @@
 //! Seeded values: a thread makes 8 windows of 16 bytes, of which the first block's may begin before the range.
 
-use super::grids::{THREADS, blocks, blocks_y};
+use super::grids::{MAX_Y, THREADS, blocks, blocks_y, flag};
 use crate::device::cuda::{Arg, Cuda, Grid, Kernel, entry};
 use crate::error::Result;
 use crate::num::DType;
@@ -44,7 +44,7 @@ pub(crate) fn normal(
     bf16_first: bool,
 ) -> Result<()> {
     let [k0, k1] = key.map(Arg::U32);
-    let args = [k0, k1, Arg::U64(first), Arg::F32(mean), Arg::F32(std), Arg::I32(i32::from(bf16_first))];
+    let args = [k0, k1, Arg::U64(first), Arg::F32(mean), Arg::F32(std), flag(bf16_first)];
     launch(cuda, kernel(entry!(dst.dtype(), "normal")), dst, range, &args)
 }
 
@@ -106,11 +106,9 @@ pub(crate) fn table(targets: &[Primed]) -> Vec<u32> {
 
 /// Draws the rows that `table` names.
 pub(crate) fn prime(cuda: &Cuda, targets: &[Primed], table: &Tensor, rows: &Tensor) -> Result<()> {
-    /// Blocks along y and z have at most so many.
-    const MOST: usize = 65_535;
     let bytes = targets.iter().map(|t| t.dst.cols() as u64 * t.dst.dtype().bytes()).max().unwrap_or(0);
     let x = blocks(OP, bytes.div_ceil(16) as usize + 1, THREADS * WINDOWS)?;
-    let y = targets.iter().map(|t| t.rows.len()).max().unwrap_or(0).min(MOST) as u32;
+    let y = targets.iter().map(|t| t.rows.len()).max().unwrap_or(0).min(MAX_Y) as u32;
     let z = blocks_y(OP, targets.len(), 1)?;
     cuda.launch(kernel("prime"), Grid::new([x, y, z], THREADS as u32), &[table.arg(), rows.arg()])
 }

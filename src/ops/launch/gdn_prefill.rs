@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::num::DType;
 use crate::ops::Batch;
 use crate::ops::activation::Gates;
-use crate::ops::gdn_prefill::{CHUNK_BYTES, CHUNK_TOKENS, CHUNKED_DIM, GdnDims, Tactic};
+use crate::ops::gdn_prefill::{CHUNK_BYTES, CHUNK_TOKENS, CHUNKED_DIM, GdnDims, Tactic, chunks};
 use crate::tensor::Tensor;
 
 const OP: &str = "gdn_prefill";
@@ -56,7 +56,7 @@ pub(crate) fn chunked(
     work: &Tensor,
 ) -> Result<()> {
     let (spans, inputs, sms) = (batch.prefills(), batch.inputs, sms as usize);
-    let chunks: usize = spans.iter().map(|s| s.len.div_ceil(CHUNK_TOKENS)).sum();
+    let chunks = chunks(spans);
     let group = dims.value_heads / dims.key_heads;
     let heads_per_block = if chunks * dims.key_heads >= CHUNK_BLOCKS * sms { group } else { 1 };
     let narrow = spans.len() * dims.value_heads * CHUNKED_DIM / (SCAN_WARPS[0] * WARP_COLUMNS);

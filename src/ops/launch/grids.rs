@@ -9,7 +9,7 @@ pub(super) const WARP: usize = 32;
 /// Threads of a block where nothing else decides.
 pub(super) const THREADS: usize = 256;
 /// The most blocks along y and z.
-const MAX_Y: usize = 65_535;
+pub(super) const MAX_Y: usize = 65_535;
 
 /// Elements of 16 bytes.
 pub(super) fn per16(dtype: DType) -> usize {
@@ -36,6 +36,11 @@ pub(super) fn int(op: &'static str, value: usize) -> Result<Arg> {
 /// A number as a kernel's `int64_t`.
 pub(super) fn long(value: usize) -> Arg {
     Arg::I64(value as i64)
+}
+
+/// A truth as a kernel's `int`.
+pub(super) fn flag(value: bool) -> Arg {
+    Arg::I32(i32::from(value))
 }
 
 fn too_large(op: &'static str, value: usize, what: &str) -> Error {

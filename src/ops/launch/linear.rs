@@ -1,9 +1,9 @@
 //! Products with a stored weight: on tensor cores by the tiles of kernels/lib/gemm.cuh, by the vendor's library, or in f32
 //! outside them.
 
-use super::grids::{blocks, blocks_y, int, long};
+use super::grids::{blocks, blocks_y, flag, int, long};
 use super::hopper;
-use super::tiles::{self, Codes, Product, Tile};
+use super::tiles::{self, Codes, Product, Stored, Tile};
 use crate::device::cuda::blas;
 use crate::device::cuda::{Arg, Cuda, Grid, Kernel};
 use crate::device::{Arch, DeviceSpec, cards};
@@ -16,22 +16,6 @@ use crate::ops::weight::{NVFP4_GROUP, Weight};
 use crate::tensor::{Tensor, View};
 
 const OP: &str = "linear";
-
-/// A form, with the number kernels/lib/operand.cuh has for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stored {
-    F32 = 0,
-    Bf16 = 1,
-    Fp8 = 2,
-    Fp8Block = 3,
-    Nvfp4 = 4,
-}
-
-impl From<DType> for Stored {
-    fn from(dtype: DType) -> Stored {
-        if dtype == DType::F32 { Stored::F32 } else { Stored::Bf16 }
-    }
-}
 
 /// One operand as kernels take it.
 #[derive(Debug, Clone, Copy)]
@@ -90,16 +74,12 @@ impl Operand {
         let (spec, cols) = (w.spec(), w.cols());
         let arg = |t: Option<&Tensor>| t.map_or(Arg::NULL, Tensor::arg);
         let (scales, row_scales) = (arg(w.scales()), arg(w.row_scales()));
-        let of = |stored, row_bytes| Operand::dense(stored, w.codes(), cols, row_bytes);
+        let of = |row_bytes| Operand::dense(Stored::of(spec.scheme), w.codes(), cols, row_bytes);
         match spec.scheme {
-            Scheme::Plain(dtype) => of(dtype.into(), cols * dtype.bytes() as usize),
-            Scheme::Fp8(Grain::Tensor | Grain::Channel) => Operand { row_scales, ..of(Stored::Fp8, cols) },
-            Scheme::Fp8(Grain::Block) => {
-                Operand { scales, segment_rows: spec.segment_rows, ..of(Stored::Fp8Block, cols) }
-            }
-            Scheme::Nvfp4(sense) => {
-                Operand { scales, row_scales, divides: sense == Global::Divides, ..of(Stored::Nvfp4, cols / 2) }
-            }
+            Scheme::Plain(dtype) => of(cols * dtype.bytes() as usize),
+            Scheme::Fp8(Grain::Tensor | Grain::Channel) => Operand { row_scales, ..of(cols) },
+            Scheme::Fp8(Grain::Block) => Operand { scales, segment_rows: spec.segment_rows, ..of(cols) },
+            Scheme::Nvfp4(sense) => Operand { scales, row_scales, divides: sense == Global::Divides, ..of(cols / 2) },
         }
     }
 }
@@ -282,7 +262,7 @@ pub(crate) fn linear(
             hopper: cuda.has_hopper() && spec.arch == Arch::Sm90a && shape.out == DType::Bf16,
         },
     };
-    let out = [y.arg_at(first), long(y.cols()), Arg::I32(i32::from(shape.out == DType::Bf16))];
+    let out = [y.arg_at(first), long(y.cols()), flag(shape.out == DType::Bf16)];
     let sizes = [int(OP, tokens)?, int(OP, rows)?, int(OP, cols)?];
     match choose(spec, &call, batch_invariant) {
         Path::Vendor => {
@@ -295,7 +275,7 @@ pub(crate) fn linear(
                 operands: DType::Bf16,
                 out: shape.out,
             };
-            cuda.product(product, x.codes, w.codes, out[0]).map(|_| ())
+            cuda.product(product, x.codes, w.codes, out[0])
         }
         Path::Tiles(product, tile) => {
             let count = tokens.div_ceil(tile.tokens()) * rows.div_ceil(tile.rows());
@@ -339,7 +319,7 @@ fn tile_args(product: Product, x: &Operand, w: &Operand, cols: usize) -> Result<
         }
         Codes::Nvfp4 => {
             let x_scale = if x.divides { 1.0 / x.one } else { x.one };
-            let divides = Arg::I32(i32::from(w.divides));
+            let divides = flag(w.divides);
             vec![x.codes, pitch, x.scales, Arg::F32(x_scale), w.codes, w.scales, w.row_scales, divides]
         }
     })
@@ -348,7 +328,6 @@ fn tile_args(product: Product, x: &Operand, w: &Operand, cols: usize) -> Result<
 /// The arguments of the generic kernel before the result's.
 fn generic_args(x: &Operand, w: &Operand) -> Result<Vec<Arg>> {
     let number = |stored: Stored| Arg::I32(stored as i32);
-    let flag = |divides| Arg::I32(i32::from(divides));
     let x_args = [x.codes, long(x.pitch), x.scales, x.row_scales, Arg::F32(x.one), number(x.stored), flag(x.divides)];
     let w_args = [w.codes, w.scales, w.row_scales, int(OP, w.segment_rows)?, number(w.stored), flag(w.divides)];
     Ok([&x_args[..], &w_args].concat())

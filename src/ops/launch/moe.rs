@@ -9,14 +9,14 @@
 //! On each path a token's sums have one order, whatever the other tokens; which path it is hangs on their number, unless
 //! `batch_invariant` leaves one for all numbers.
 
-use super::grids::{WARP, blocks, blocks_y, int};
-use super::tiles::{self, Codes, Product, Tile};
+use super::grids::{WARP, blocks, blocks_y, flag, int};
+use super::tiles::{self, Codes, Product, Stored, Tile};
 use crate::device::cuda::{Arg, Cuda, Grid, Kernel, entry};
 use crate::device::{DeviceSpec, cards};
 use crate::error::Result;
 use crate::num::DType;
 use crate::ops::moe::{COMBINE, Dims, EXPERTS, Experts, Inputs, Layout, ROUTE, Routing};
-use crate::ops::scheme::{ActScheme, Global, Grain, Scheme};
+use crate::ops::scheme::{ActScheme, Global, Scheme};
 use crate::ops::weight::{BLOCK, InputScale, NVFP4_GROUP, Weight};
 use crate::tensor::Tensor;
 
@@ -54,16 +54,6 @@ const PUBLISHED: Dims = Dims { hidden: 2048, inter: 512, experts: 256, top_k: 8 
 /// Up to here one kernel does down and the sum over a token's experts: reading an expert twice costs less than a launch.
 const FUSED_TOKENS: usize = 8;
 
-/// The forms of kernels/lib/operand.cuh.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
-    F32 = 0,
-    Bf16 = 1,
-    Fp8 = 2,
-    Fp8Block = 3,
-    Nvfp4 = 4,
-}
-
 /// An operand of [`experts`].
 pub(crate) struct Call<'a> {
     pub(crate) spec: &'a DeviceSpec,
@@ -77,20 +67,10 @@ pub(crate) struct Call<'a> {
     pub(crate) batch_invariant: bool,
 }
 
-impl Form {
-    fn codes(self) -> Codes {
-        match self {
-            Form::F32 | Form::Bf16 => Codes::Bf16,
-            Form::Fp8 | Form::Fp8Block => Codes::Fp8,
-            Form::Nvfp4 => Codes::Nvfp4,
-        }
-    }
-}
-
 /// The modules as the published models use them: experts in bf16, FP8 by channel and by block, and NVFP4, their inputs
 /// quantised as those checkpoints ask and not at all.
 pub(super) fn variants() -> Vec<Kernel> {
-    use Form::{Bf16, Fp8, Fp8Block, Nvfp4};
+    use Stored::{Bf16, Fp8, Fp8Block, Nvfp4};
     let mut all = vec![Kernel::new(MODULE, "combine_bf16")];
     for (w, blocked) in [(Bf16, false), (Fp8, false), (Fp8Block, true), (Nvfp4, false)] {
         all.push(decode_kernel("decode_gate_up", w, blocked));
@@ -152,10 +132,6 @@ pub(crate) fn experts(
     Ok(())
 }
 
-fn flag(value: bool) -> Arg {
-    Arg::I32(i32::from(value))
-}
-
 fn ints<const N: usize>(op: &'static str, values: [usize; N]) -> Result<[Arg; N]> {
     let mut args = [Arg::NULL; N];
     for (arg, value) in args.iter_mut().zip(values) {
@@ -169,7 +145,7 @@ fn combine_grid(op: &'static str, tokens: usize, hidden: usize) -> Result<Grid> 
     Ok(Grid::new([blocks(op, tokens, 1)?, blocks_y(op, hidden, COMBINE_COLS)?, 1], threads))
 }
 
-fn decode_kernel(entry: &'static str, form: Form, blocked: bool) -> Kernel {
+fn decode_kernel(entry: &'static str, form: Stored, blocked: bool) -> Kernel {
     Kernel::new(DECODE, entry).define("WEIGHT", form as i32).define("BLOCKED", i32::from(blocked))
 }
 
@@ -185,14 +161,8 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    fn form(&self) -> Form {
-        match self.weight.spec().scheme {
-            Scheme::Plain(DType::F32) => Form::F32,
-            Scheme::Plain(_) => Form::Bf16,
-            Scheme::Fp8(Grain::Block) => Form::Fp8Block,
-            Scheme::Fp8(Grain::Tensor | Grain::Channel) => Form::Fp8,
-            Scheme::Nvfp4(_) => Form::Nvfp4,
-        }
+    fn form(&self) -> Stored {
+        Stored::of(self.weight.spec().scheme)
     }
 
     fn divides(&self) -> bool {
@@ -225,18 +195,18 @@ impl Side<'_> {
 
     /// Whether scales change along the columns.
     fn blocked(&self) -> bool {
-        self.form() == Form::Fp8Block || self.act == ActScheme::Fp8Group
+        self.form() == Stored::Fp8Block || self.act == ActScheme::Fp8Group
     }
 
     /// Columns decode takes at a step, where it takes this form and input.
     fn decode_step(&self) -> Option<usize> {
         match (self.form(), self.act) {
             // A pair of these has no published model, and no kernel.
-            (Form::F32, _) | (Form::Nvfp4, ActScheme::Fp8Group) => None,
-            (Form::Bf16, _) => Some(32),
-            (Form::Fp8 | Form::Fp8Block, ActScheme::Fp8Group) => Some(BLOCK),
-            (Form::Fp8 | Form::Fp8Block, _) => Some(64),
-            (Form::Nvfp4, _) => Some(128),
+            (Stored::F32, _) | (Stored::Nvfp4, ActScheme::Fp8Group) => None,
+            (Stored::Bf16, _) => Some(32),
+            (Stored::Fp8 | Stored::Fp8Block, ActScheme::Fp8Group) => Some(BLOCK),
+            (Stored::Fp8 | Stored::Fp8Block, _) => Some(64),
+            (Stored::Nvfp4, _) => Some(128),
         }
     }
 
@@ -248,18 +218,18 @@ impl Side<'_> {
     }
 
     /// The form of the input in a tile's product, where there is such a product.
-    fn tile_input(&self) -> Option<Form> {
+    fn tile_input(&self) -> Option<Stored> {
         let (form, cols) = (self.form(), self.cols());
         let input = match (form, self.act) {
-            (Form::F32, _) => None,
-            (_, ActScheme::None) => Some(Form::Bf16),
-            (Form::Fp8 | Form::Fp8Block, ActScheme::Fp8Tensor | ActScheme::Fp8Token | ActScheme::Fp8Group) => {
-                Some(Form::Fp8)
+            (Stored::F32, _) => None,
+            (_, ActScheme::None) => Some(Stored::Bf16),
+            (Stored::Fp8 | Stored::Fp8Block, ActScheme::Fp8Tensor | ActScheme::Fp8Token | ActScheme::Fp8Group) => {
+                Some(Stored::Fp8)
             }
-            (Form::Nvfp4, ActScheme::Nvfp4) => Some(Form::Nvfp4),
+            (Stored::Nvfp4, ActScheme::Nvfp4) => Some(Stored::Nvfp4),
             _ => None,
         };
-        input.filter(|_| cols.is_multiple_of(if form == Form::Nvfp4 { 4 * NVFP4_GROUP } else { 16 }))
+        input.filter(|_| cols.is_multiple_of(if form == Stored::Nvfp4 { 4 * NVFP4_GROUP } else { 16 }))
     }
 }
 
@@ -285,9 +255,8 @@ fn tile(spec: &DeviceSpec, product: Product, [pairs, experts, rows, cols]: [usiz
     let mean = pairs.div_ceil(busy);
     // An expert in three has more pairs than this.
     let each = mean + mean.isqrt() / 2;
-    let time = |tile: &Tile| tiles::seconds(spec, product, tile, each, busy * rows, cols);
     let limit = tiles::shared_limit(spec.arch);
-    tiles::tiles(spec.arch, product)
+    let tiles = tiles::tiles(spec.arch, product)
         .filter(|tile| {
             // Slices are where sums of some products are passed on.
             let one_order = tile.wk == 1 && (product.blocked || tile.slice == 64);
@@ -300,13 +269,11 @@ fn tile(spec: &DeviceSpec, product: Product, [pairs, experts, rows, cols]: [usiz
             }
             tile
         })
-        .filter(|tile| tile.shared(product) + TILE_SHARED_BYTES <= limit)
-        .map(|tile| (time(&tile), tile))
-        .reduce(|best, next| if next.0 < best.0 { next } else { best })
-        .map(|(_, tile)| tile)
+        .filter(|tile| tile.shared(product) + TILE_SHARED_BYTES <= limit);
+    tiles::least(tiles, |tile| tiles::seconds(spec, product, tile, each, busy * rows, cols))
 }
 
-fn tile_kernel(entry: &'static str, tile: Tile, x: Form, w: Form, blocked: bool) -> Kernel {
+fn tile_kernel(entry: &'static str, tile: Tile, x: Stored, w: Stored, blocked: bool) -> Kernel {
     Kernel::new(TILES, entry)
         .define("TILE", tile.packed())
         .define("MOE_X", x as i32)
@@ -525,14 +492,14 @@ impl Block<'_> {
     // Tiles.
 
     /// The tile of a product whose blocks take `rows` rows of a slot's, and the form of its input.
-    fn tiled(&self, side: Side, rows: usize) -> Option<(Tile, Form)> {
+    fn tiled(&self, side: Side, rows: usize) -> Option<(Tile, Stored)> {
         let input = side.tile_input()?;
         let product = Product { x: input.codes(), w: side.form().codes(), blocked: side.blocked() };
         let tile = tile(self.call.spec, product, [self.pairs(), self.call.dims.experts, rows, side.cols()])?;
         Some((tile, input))
     }
 
-    fn tiles(&self, [gate, up]: [Side; 2], x_tile: (Tile, Form), down: Side, h_tile: (Tile, Form)) -> Result<()> {
+    fn tiles(&self, [gate, up]: [Side; 2], x_tile: (Tile, Stored), down: Side, h_tile: (Tile, Stored)) -> Result<()> {
         let (h, y) = (self.piece(self.layout.h), self.piece(self.layout.y));
         let x = self.quantised(gate, self.x(), self.call.dims.top_k, 0)?;
         self.tile_product("moe_gemm_gate_up", x_tile, x, &[gate, up], h)?;
@@ -540,7 +507,14 @@ impl Block<'_> {
         self.tile_product("moe_gemm_down", h_tile, x, &[down], y)
     }
 
-    fn tile_product(&self, entry: &'static str, tile: (Tile, Form), x: Input, sides: &[Side], out: Arg) -> Result<()> {
+    fn tile_product(
+        &self,
+        entry: &'static str,
+        tile: (Tile, Stored),
+        x: Input,
+        sides: &[Side],
+        out: Arg,
+    ) -> Result<()> {
         let ((tile, x_form), side) = (tile, sides[0]);
         let (form, experts, pairs) = (side.form(), self.call.dims.experts, self.pairs());
         let product = Product { x: x_form.codes(), w: form.codes(), blocked: side.blocked() };
@@ -601,13 +575,13 @@ impl Block<'_> {
     }
 
     fn any_input(&self, side: Side, x: Input) -> Result<Vec<Arg>> {
-        let plain = if self.call.x.dtype() == DType::Bf16 { Form::Bf16 } else { Form::F32 };
+        let plain = if self.call.x.dtype() == DType::Bf16 { Stored::Bf16 } else { Stored::F32 };
         let (form, row_scales) = match side.act {
             ActScheme::None => (plain, Arg::NULL),
-            ActScheme::Fp8Tensor => (Form::Fp8, side.stored()),
-            ActScheme::Fp8Token => (Form::Fp8, x.scales),
-            ActScheme::Fp8Group => (Form::Fp8Block, Arg::NULL),
-            ActScheme::Nvfp4 => (Form::Nvfp4, side.stored()),
+            ActScheme::Fp8Tensor => (Stored::Fp8, side.stored()),
+            ActScheme::Fp8Token => (Stored::Fp8, x.scales),
+            ActScheme::Fp8Group => (Stored::Fp8Block, Arg::NULL),
+            ActScheme::Nvfp4 => (Stored::Nvfp4, side.stored()),
         };
         let by_slot = flag(side.stored() != Arg::NULL);
         let per_row = int(EXPERTS, x.per_row)?;

@@ -1,6 +1,6 @@
 //! Norms: a block a row, or a few lanes a head.
 
-use super::grids::{THREADS, WARP, blocks, int, long, per16, row_threads};
+use super::grids::{THREADS, WARP, blocks, flag, int, long, per16, row_threads};
 use crate::device::cuda::{Arg, Cuda, Grid, Kernel, entry};
 use crate::error::Result;
 use crate::ops::norm::Gate;
@@ -21,12 +21,15 @@ fn units(x: &Tensor, width: usize) -> usize {
     if width.is_multiple_of(run) { width / run } else { width }
 }
 
+/// A block for each row of `x`.
+fn per_row(x: &Tensor) -> Result<Grid> {
+    Ok(Grid::new([blocks(OP, x.rows(), 1)?, 1, 1], row_threads(units(x, x.cols()))))
+}
+
 /// `y = x rsqrt(mean(x^2) + eps) (1 + w)`.
 pub(crate) fn rms(cuda: &Cuda, x: &Tensor, w: &Tensor, eps: f32, y: &mut Tensor) -> Result<()> {
-    let width = x.cols();
-    let grid = Grid::new([blocks(OP, x.rows(), 1)?, 1, 1], row_threads(units(x, width)));
-    let args = [x.arg(), w.arg(), y.arg(), int(OP, width)?, Arg::F32(eps)];
-    cuda.launch(Kernel::new(OP, entry!(x.dtype(), "rms")), grid, &args)
+    let args = [x.arg(), w.arg(), y.arg(), int(OP, x.cols())?, Arg::F32(eps)];
+    cuda.launch(Kernel::new(OP, entry!(x.dtype(), "rms")), per_row(x)?, &args)
 }
 
 /// `residual += delta`, then [`rms`] of it.
@@ -38,10 +41,8 @@ pub(crate) fn add_rms(
     eps: f32,
     y: &mut Tensor,
 ) -> Result<()> {
-    let width = residual.cols();
-    let grid = Grid::new([blocks(OP, residual.rows(), 1)?, 1, 1], row_threads(units(residual, width)));
-    let args = [residual.arg(), delta.arg(), w.arg(), y.arg(), int(OP, width)?, Arg::F32(eps)];
-    cuda.launch(Kernel::new(OP, entry!(residual.dtype(), "add_rms")), grid, &args)
+    let args = [residual.arg(), delta.arg(), w.arg(), y.arg(), int(OP, residual.cols())?, Arg::F32(eps)];
+    cuda.launch(Kernel::new(OP, entry!(residual.dtype(), "add_rms")), per_row(residual)?, &args)
 }
 
 /// [`rms`], quantised by a scale per row.
@@ -53,10 +54,8 @@ pub(crate) fn rms_fp8(
     codes: &mut Tensor,
     scales: &mut Tensor,
 ) -> Result<()> {
-    let width = x.cols();
-    let grid = Grid::new([blocks(OP, x.rows(), 1)?, 1, 1], row_threads(units(x, width)));
-    let args = [x.arg(), w.arg(), codes.arg(), scales.arg(), int(OP, width)?, Arg::F32(eps)];
-    cuda.launch(Kernel::new(OP, entry!(x.dtype(), "rms_fp8")), grid, &args)
+    let args = [x.arg(), w.arg(), codes.arg(), scales.arg(), int(OP, x.cols())?, Arg::F32(eps)];
+    cuda.launch(Kernel::new(OP, entry!(x.dtype(), "rms_fp8")), per_row(x)?, &args)
 }
 
 /// `residual += delta`, then [`rms_fp8`] of it.
@@ -69,11 +68,9 @@ pub(crate) fn add_rms_fp8(
     codes: &mut Tensor,
     scales: &mut Tensor,
 ) -> Result<()> {
-    let width = residual.cols();
-    let grid = Grid::new([blocks(OP, residual.rows(), 1)?, 1, 1], row_threads(units(residual, width)));
-    let (to, last) = ([codes.arg(), scales.arg()], [int(OP, width)?, Arg::F32(eps)]);
-    let args = [&[residual.arg(), delta.arg(), w.arg()], &to[..], &last].concat();
-    cuda.launch(Kernel::new(OP, entry!(residual.dtype(), "add_rms_fp8")), grid, &args)
+    let (width, eps) = (int(OP, residual.cols())?, Arg::F32(eps));
+    let args = [residual.arg(), delta.arg(), w.arg(), codes.arg(), scales.arg(), width, eps];
+    cuda.launch(Kernel::new(OP, entry!(residual.dtype(), "add_rms_fp8")), per_row(residual)?, &args)
 }
 
 /// `residual += delta`.
@@ -100,7 +97,7 @@ pub(crate) fn gated(cuda: &Cuda, o: &Tensor, z: View, w: &Tensor, eps: f32, gate
         int(OP, width)?,
         long(z.pitch()),
         Arg::F32(eps),
-        Arg::I32(i32::from(gate == Gate::Silu)),
+        flag(gate == Gate::Silu),
         Arg::I32(lanes as i32),
     ];
     cuda.launch(Kernel::new(OP, entry!(o.dtype(), "gated")), grid, &args)

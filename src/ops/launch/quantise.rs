@@ -1,6 +1,6 @@
 //! Rows of activations to codes and scales.
 
-use super::grids::{THREADS, blocks, int, long, row_share, row_threads};
+use super::grids::{THREADS, blocks, flag, int, long, row_share, row_threads};
 use crate::device::cuda::{Arg, Cuda, Grid, Kernel, entry};
 use crate::error::Result;
 use crate::ops::quantise::Form;
@@ -45,7 +45,7 @@ pub(crate) fn rows(cuda: &Cuda, x: View, form: Form, codes: &mut Tensor, scales:
         }
         Form::Nvfp4(global, sense) => {
             let grid = flat(rows * (cols / NVFP4_GROUP))?;
-            let divides = Arg::I32(i32::from(sense == Global::Divides));
+            let divides = flag(sense == Global::Divides);
             let args = [x.arg(), pitch, codes.arg(), scales, long(rows), width, Arg::F32(global), divides];
             cuda.launch(kernel(entry!(dtype, "nvfp4")), grid, &args)
         }

@@ -2,6 +2,8 @@
 //! the card. Pure functions of card and shape.
 
 use crate::device::{Arch, DeviceSpec};
+use crate::num::DType;
+use crate::ops::scheme::{Grain, Scheme};
 use crate::ops::weight::{BLOCK, NVFP4_GROUP};
 
 /// How an operand of a tensor-core product is stored.
@@ -32,6 +34,48 @@ impl Codes {
     }
 }
 
+/// How an operand is stored, with the number kernels/lib/operand.cuh has for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// float32.
+    F32 = 0,
+    /// bf16.
+    Bf16 = 1,
+    /// e4m3 under one scale, or one for each row.
+    Fp8 = 2,
+    /// e4m3 under a scale for each block.
+    Fp8Block = 3,
+    /// e2m1 under an e4m3 scale for each 16.
+    Nvfp4 = 4,
+}
+
+impl Stored {
+    /// Of a weight.
+    pub(crate) fn of(scheme: Scheme) -> Stored {
+        match scheme {
+            Scheme::Plain(dtype) => dtype.into(),
+            Scheme::Fp8(Grain::Tensor | Grain::Channel) => Stored::Fp8,
+            Scheme::Fp8(Grain::Block) => Stored::Fp8Block,
+            Scheme::Nvfp4(_) => Stored::Nvfp4,
+        }
+    }
+
+    /// What the tensor cores take of it.
+    pub(crate) fn codes(self) -> Codes {
+        match self {
+            Stored::F32 | Stored::Bf16 => Codes::Bf16,
+            Stored::Fp8 | Stored::Fp8Block => Codes::Fp8,
+            Stored::Nvfp4 => Codes::Nvfp4,
+        }
+    }
+}
+
+impl From<DType> for Stored {
+    fn from(dtype: DType) -> Stored {
+        if dtype == DType::F32 { Stored::F32 } else { Stored::Bf16 }
+    }
+}
+
 /// A product's forms: `x` is bf16, or stored as `w` is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Product {
@@ -39,6 +83,13 @@ pub(crate) struct Product {
     pub(crate) w: Codes,
     /// Whether sums are scaled after every 128 columns.
     pub(crate) blocked: bool,
+}
+
+impl Product {
+    /// Whether the tensor cores of `arch` take its codes as they are, by `mma.sync`.
+    fn is_native(self, arch: Arch) -> bool {
+        matches!(arch, Arch::Sm89 | Arch::Sm120a) && self.x == Codes::Fp8
+    }
 }
 
 /// A tile of kernels/lib/gemm.cuh.
@@ -119,7 +170,7 @@ impl Tile {
 
     /// Blocks that a multiprocessor's registers hold: `BLOCKS_PER_SM` of the kernel.
     fn by_registers(&self, arch: Arch, product: Product) -> usize {
-        let native = matches!(arch, Arch::Sm89 | Arch::Sm120a) && product.x == Codes::Fp8;
+        let native = product.is_native(arch);
         let mmas = if native { 2 } else { product.x.per16() / 4 };
         let sums = 4 * self.r * self.tm * if product.blocked || native { 2 } else { 1 };
         let run = match (sums >= 128, mmas < 4) {
@@ -173,9 +224,13 @@ pub(crate) fn fastest(
     (tokens, rows, cols): (usize, usize, usize),
     one_order: bool,
 ) -> Option<Tile> {
-    let time = |tile: &Tile| seconds(spec, product, tile, tokens, rows, cols);
-    tiles(spec.arch, product)
-        .filter(|tile| !one_order || tile.wk == 1)
+    let tiles = tiles(spec.arch, product).filter(|tile| !one_order || tile.wk == 1);
+    least(tiles, |tile| seconds(spec, product, tile, tokens, rows, cols))
+}
+
+/// The tile that takes least time; the first of equals.
+pub(crate) fn least(tiles: impl Iterator<Item = Tile>, time: impl Fn(&Tile) -> f64) -> Option<Tile> {
+    tiles
         .map(|tile| (time(&tile), tile))
         .reduce(|best, next| if next.0 < best.0 { next } else { best })
         .map(|(_, tile)| tile)
@@ -220,7 +275,7 @@ pub(crate) fn seconds(
     let stream = most * (block_bytes / rate + LATENCY_S / resident.min(most));
 
     // Instructions of a warp for 16 rows by 16 columns of a weight against its tokens.
-    let native = matches!(spec.arch, Arch::Sm89 | Arch::Sm120a) && product.x == Codes::Fp8;
+    let native = product.is_native(spec.arch);
     let decode = |codes, half: bool| match codes {
         Codes::Bf16 => 0.0,
         Codes::Fp8 if native => 0.0,
