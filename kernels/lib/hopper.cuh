@@ -118,6 +118,43 @@ DEVICE void product_e4m3(float (&d)[64], uint64_t a, uint64_t b, int keep) {
       : "l"(a), "l"(b), "r"(keep));
 }
 
+DEVICE void product_e4m3(float (&d)[32], uint64_t a, uint64_t b, int keep) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"
+      "%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1;\n}\n"
+      : HW_D8(0), HW_D8(8), HW_D8(16), HW_D8(24)
+      : "l"(a), "l"(b), "r"(keep));
+}
+
+DEVICE void product_e4m3(float (&d)[16], uint64_t a, uint64_t b, int keep) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1;\n}\n"
+      : HW_D8(0), HW_D8(8)
+      : "l"(a), "l"(b), "r"(keep));
+}
+
+DEVICE void product_e4m3(float (&d)[8], uint64_t a, uint64_t b, int keep) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1;\n}\n"
+      : HW_D8(0)
+      : "l"(a), "l"(b), "r"(keep));
+}
+
+DEVICE void product_e4m3(float (&d)[4], uint64_t a, uint64_t b, int keep) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {"
+      "%0,%1,%2,%3}, %4, %5, p, 1, 1;\n}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "l"(a), "l"(b), "r"(keep));
+}
+
 #else
 #define HAS_HOPPER 0
 #endif

@@ -23,6 +23,7 @@ pub const FILES: &[(&str, &str)] = files![
     "fill.cu",
     "fp8_gemm.cu",
     "fp8_hopper.cu",
+    "fp8_hopper_few.cu",
     "gdn_decode.cu",
     "gdn_prefill.cu",
     "kv_write.cu",

@@ -6,6 +6,8 @@ use crate::device::cuda::{Arg, Cuda, Grid, Kernel};
 use crate::error::Result;
 
 const OP: &str = "linear";
+/// The file's stem, and its entry.
+pub(super) const MODULE: &str = "fp8_hopper";
 /// Rows of x, rows of W and bytes along K of a tile, and the stages of its ring, as the kernel has them.
 const TILE_M: usize = 128;
 const TILE_N: usize = 256;
@@ -16,7 +18,7 @@ const THREADS: u32 = 384;
 
 /// The kernel, sums kept in the tensor cores' accumulators.
 pub(super) const fn kernel() -> Kernel {
-    Kernel::new("fp8_hopper", "fp8_hopper").define("PROMOTE", 0)
+    Kernel::new(MODULE, MODULE).define("PROMOTE", 0)
 }
 
 /// Rows of codes; `pitch` bytes from one to the next.

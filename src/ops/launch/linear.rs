@@ -2,8 +2,8 @@
 //! outside them.
 
 use super::grids::{blocks, blocks_y, flag, int, long};
-use super::hopper;
 use super::tiles::{self, Codes, Product, Stored, Tile};
+use super::{hopper, hopper_few};
 use crate::device::cuda::blas;
 use crate::device::cuda::{Arg, Cuda, Grid, Kernel};
 use crate::device::{Arch, DeviceSpec, cards};
@@ -93,12 +93,11 @@ enum Path {
     Tiles(Product, Tile),
     /// By Hopper's own instructions, tiles of 128 tokens for blocks that stay.
     Hopper,
+    /// By the same, rows of the weight against all tokens.
+    HopperFew,
     /// In f32 outside the tensor cores.
     Generic,
 }
-
-/// Fewer tokens than this do not fill a tile of kernels/fp8_hopper.cu.
-const HOPPER_TOKENS: usize = 129;
 
 /// What a choice hangs on, the card aside.
 #[derive(Debug, Clone, Copy)]
@@ -132,8 +131,8 @@ fn choose(spec: &DeviceSpec, call: &Call, batch_invariant: bool) -> Path {
         return Path::Vendor;
     }
     let by_rows = call.x == Stored::Fp8 && call.w == Stored::Fp8;
-    if call.has.hopper && by_rows && tokens >= HOPPER_TOKENS && !batch_invariant {
-        return Path::Hopper;
+    if call.has.hopper && by_rows && !batch_invariant {
+        return if tokens <= hopper_few::MOST_TOKENS { Path::HopperFew } else { Path::Hopper };
     }
     match tiles::fastest(spec, product, (tokens, rows, cols), batch_invariant) {
         Some(tile) => Path::Tiles(product, tile),
@@ -205,6 +204,10 @@ pub(super) fn variants() -> Vec<Kernel> {
     // What every card of an arch may need: without Hopper's kernel too.
     let has = Has { vendor: true, hopper: false };
     let mut kernels = vec![Kernel::new("linear", "generic_64"), hopper::kernel()];
+    if let Ok(spec) = cards::find("h200") {
+        let cuts = |tokens| PUBLISHED.map(|[rows, _]| hopper_few::cut(&spec, tokens, rows).kernel());
+        kernels.extend([1, 8, 32, 64, 128].into_iter().flat_map(cuts));
+    }
     for spec in ["h200", "rtx-5090"].into_iter().filter_map(|name| cards::find(name).ok()) {
         for (x, w) in forms {
             for tokens in [1, 8, 32, 64, 512, 8192] {
@@ -284,11 +287,15 @@ pub(crate) fn linear(
             let args = [&args[..], &out, &sizes].concat();
             cuda.launch(tiled(product, tile), grid.shared(tile.shared(product) as u32), &args)
         }
-        Path::Hopper => {
+        path @ (Path::Hopper | Path::HopperFew) => {
             let of = |codes, rows, pitch| hopper::Matrix { codes, rows, pitch };
             let operands = [of(x.codes, tokens, x.pitch), of(w.codes, rows, cols)];
             let scales = hopper::Scales { x: x.row_scales, x_of_all: x.one, w: w.row_scales };
-            hopper::product(cuda, spec, &operands, &scales, (out[0], y.cols()), (rows, cols))
+            let (to, sizes) = ((out[0], y.cols()), (rows, cols));
+            match path {
+                Path::Hopper => hopper::product(cuda, spec, &operands, &scales, to, sizes),
+                _ => hopper_few::product(cuda, spec, &operands, &scales, to, sizes),
+            }
         }
         Path::Generic => {
             const ROWS: usize = 64;
@@ -379,7 +386,8 @@ mod tests {
             Call { tokens: 129, has: Has { vendor: true, hopper: true }, ..call(Stored::Fp8, Stored::Fp8, 1024) };
         assert_eq!(choose(&spec, &many, false), Path::Hopper);
         assert!(matches!(choose(&spec, &many, true), Path::Tiles(..)));
-        assert!(matches!(choose(&spec, &Call { tokens: 128, ..many }, false), Path::Tiles(..)));
+        assert_eq!(choose(&spec, &Call { tokens: 128, ..many }, false), Path::HopperFew);
+        assert!(matches!(choose(&spec, &Call { tokens: 1, ..many }, true), Path::Tiles(..)));
         assert!(matches!(choose(&spec, &Call { x: Stored::Bf16, ..many }, false), Path::Tiles(..)));
     }
 

@@ -11,6 +11,7 @@ pub(crate) mod gdn_decode;
 pub(crate) mod gdn_prefill;
 mod grids;
 mod hopper;
+mod hopper_few;
 pub(crate) mod kv_write;
 pub(crate) mod linear;
 pub(crate) mod moe;
@@ -49,5 +50,5 @@ pub fn variants() -> Vec<Kernel> {
 
 /// Whether a kernel's file has anything for an arch: all but those of one arch's own instructions have.
 pub fn runs_on(kernel: Kernel, arch: Arch) -> bool {
-    kernel.module() != hopper::kernel().module() || arch == Arch::Sm90a
+    ![hopper::MODULE, hopper_few::MODULE].contains(&kernel.module()) || arch == Arch::Sm90a
 }

@@ -262,3 +262,24 @@ fn batch_invariant_rows_are_the_same_bits_alone_and_in_any_batch() {
         }
     }
 }
+
+/// Decode steps of layers in FP8: the few rows that a card may take by kernels of its own, at every count of columns of a
+/// product, whole and not; published layers too where a card does the work.
+#[test]
+fn few_rows_of_codes_are_near_the_cpu_arm() {
+    let sizes = [(8, 16), (130, 144), (264, 320), (520, 1088), (1000, 4096), (5120, 6144), (2048, 512)];
+    let counts = [1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128];
+    for (i, (rows, cols)) in sizes.into_iter().enumerate() {
+        for (j, tokens) in counts.into_iter().enumerate() {
+            let grain = if j % 3 == 0 { Grain::Tensor } else { Grain::Channel };
+            let act = if j % 2 == 0 { ActScheme::Fp8Token } else { ActScheme::Fp8Tensor };
+            let w = LinearSpec { rows, cols, scheme: Scheme::Fp8(grain), act, segment_rows: rows };
+            let shape = Shape { tokens, x: DType::Bf16, w, out: DType::Bf16 };
+            let what = format!("{tokens} x {rows} x {cols}");
+            let numerics = Numerics { act_quant: ActQuant::Checkpoint, ..numerics(DType::Bf16, DType::F32) };
+            if let Some(pair) = Pair::new(&what, numerics, work(&shape)) {
+                compare(&pair, &what, 7000 + (100 * i + j) as u64, &shape);
+            }
+        }
+    }
+}
