@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::mem::Layer;
 use crate::model::layers::LayerState;
 use crate::model::weights::Model;
+use crate::ops::linear::Input;
 use crate::ops::{Batch, Cx, linear, norm, rows};
 use crate::tensor::Tensor;
 
@@ -40,10 +41,14 @@ impl Model {
             probe(0, &x)?;
         }
         let Some(first) = self.layers.first() else { return Ok(x) };
-        let mut normed = norm::rms(&at_norm, &x, &first.input_norm, eps, "normed")?;
+        let mut normed = if Model::mixer_takes_codes(cx, first)? {
+            Input::Codes(norm::rms_fp8(&at_norm, &x, &first.input_norm, eps)?)
+        } else {
+            Input::Rows(norm::rms(&at_norm, &x, &first.input_norm, eps, "normed")?)
+        };
         for (i, (layer, state)) in self.layers.iter().zip(state).enumerate() {
             let mixed = self.mixer(*cx, layer, normed, batch, state)?;
-            normed = norm::add_rms(&at_norm, &mut x, &mixed, &layer.post_norm, eps, "normed")?;
+            normed = add_norm(&at_norm, &mut x, &mixed, &layer.post_norm, eps, Model::mlp_takes_codes(cx, layer)?)?;
             drop(mixed);
             let mlp = Model::mlp(*cx, layer, normed)?;
             let Some(next) = self.layers.get(i + 1) else {
@@ -54,7 +59,7 @@ impl Model {
                 }
                 break;
             };
-            normed = norm::add_rms(&at_norm, &mut x, &mlp, &next.input_norm, eps, "normed")?;
+            normed = add_norm(&at_norm, &mut x, &mlp, &next.input_norm, eps, Model::mixer_takes_codes(cx, next)?)?;
             drop(mlp);
             if let Some(probe) = &mut probe {
                 probe(i + 1, &x)?;
@@ -97,6 +102,15 @@ impl Model {
         let normed = self.final_norm(cx, rows)?;
         let head = self.head.as_ref().unwrap_or(&self.embed);
         linear::linear_as(cx, normed.view(), head, "logits", self.numerics.logits)
+    }
+}
+
+/// `x += delta` and its norm: as codes by token where that is all the next layer reads, without the rows between.
+fn add_norm(cx: &Cx, x: &mut Tensor, delta: &Tensor, w: &Tensor, eps: f32, codes: bool) -> Result<Input> {
+    if codes {
+        norm::add_rms_fp8(cx, x, delta, w, eps).map(Input::Codes)
+    } else {
+        norm::add_rms(cx, x, delta, w, eps, "normed").map(Input::Rows)
     }
 }
 

@@ -1,30 +1,50 @@
 //! One layer's mixer and MLP over the rows of a step.
 
 use crate::checkpoint::Geometry;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mem::Layer;
 use crate::model::weights::{
     AttentionWeights, DenseWeights, GdnWeights, LayerWeights, MixerWeights, MlpWeights, Model, MoeWeights,
 };
 use crate::ops::kv_write::KvPages;
+use crate::ops::linear::Input;
 use crate::ops::{
     Batch, Cx, activation, attention, conv1d, gdn_decode, gdn_prefill, kv_write, linear, moe, norm, rope,
 };
 use crate::tensor::Tensor;
 
 impl Model {
+    /// Whether the mixer reads its input as codes by token alone.
+    pub(super) fn mixer_takes_codes(cx: &Cx, layer: &LayerWeights) -> Result<bool> {
+        match &layer.mixer {
+            MixerWeights::Attention(w) => w.qkv.takes_token_codes(cx),
+            // Beside qkvz the gates' weights read the rows themselves.
+            MixerWeights::Gdn(_) => Ok(false),
+        }
+    }
+
+    /// Whether the MLP reads its input as codes by token alone.
+    pub(super) fn mlp_takes_codes(cx: &Cx, layer: &LayerWeights) -> Result<bool> {
+        match &layer.mlp {
+            MlpWeights::Dense(w) => w.gate_up.takes_token_codes(cx),
+            // The router reads the rows themselves.
+            MlpWeights::Moe(_) => Ok(false),
+        }
+    }
+
     /// The mixer of one layer: normed rows `[T, H]` in, `[T, H]` to add to the residual out. `state` is the layer's pair
     /// of state tensors.
     pub(super) fn mixer(
         &self,
         cx: Cx,
         layer: &LayerWeights,
-        x: Tensor,
+        x: Input,
         batch: &Batch,
         state: &mut LayerState,
     ) -> Result<Tensor> {
         match (&layer.mixer, state) {
             (MixerWeights::Gdn(w), LayerState::Gdn { conv, recurrent }) => {
+                let x = rows(x)?;
                 self.gdn(&cx.at(Layer::Gdn), w, x, batch, conv, recurrent)
             }
             (MixerWeights::Attention(w), LayerState::Attention(kv)) => {
@@ -62,9 +82,9 @@ impl Model {
         linear::linear(cx, y.view(), &w.out, "out_proj")
     }
 
-    fn attention(&self, cx: &Cx, w: &AttentionWeights, x: Tensor, batch: &Batch, kv: &mut KvPages) -> Result<Tensor> {
+    fn attention(&self, cx: &Cx, w: &AttentionWeights, x: Input, batch: &Batch, kv: &mut KvPages) -> Result<Tensor> {
         let dims = self.attn_dims();
-        let mut qkv = linear::project(cx, x.view(), &w.qkv, "qkv")?;
+        let mut qkv = linear::project_input(cx, &x, &w.qkv, "qkv")?;
         drop(x);
         rope::qk_norm_rope(
             cx,
@@ -85,16 +105,24 @@ impl Model {
     }
 
     /// The MLP of one layer: normed rows in, `[T, H]` to add to the residual out.
-    pub(super) fn mlp(cx: Cx, layer: &LayerWeights, x: Tensor) -> Result<Tensor> {
+    pub(super) fn mlp(cx: Cx, layer: &LayerWeights, x: Input) -> Result<Tensor> {
         match &layer.mlp {
             MlpWeights::Dense(w) => dense(&cx.at(Layer::Mlp), w, x),
-            MlpWeights::Moe(w) => experts(&cx.at(Layer::Moe), w, x),
+            MlpWeights::Moe(w) => experts(&cx.at(Layer::Moe), w, rows(x)?),
         }
     }
 }
 
-fn dense(cx: &Cx, w: &DenseWeights, x: Tensor) -> Result<Tensor> {
-    let mut gate_up = linear::project(cx, x.view(), &w.gate_up, "gate_up")?;
+/// The rows themselves, for a layer that asked for them.
+fn rows(x: Input) -> Result<Tensor> {
+    match x {
+        Input::Rows(x) => Ok(x),
+        Input::Codes(_) => Err(Error::shape("forward", "a layer that reads rows was given codes")),
+    }
+}
+
+fn dense(cx: &Cx, w: &DenseWeights, x: Input) -> Result<Tensor> {
+    let mut gate_up = linear::project_input(cx, &x, &w.gate_up, "gate_up")?;
     drop(x);
     activation::silu_mul(cx, &mut gate_up)?;
     linear::linear(cx, gate_up.columns(0, gate_up.cols() / 2), &w.down, "down_proj")
@@ -110,7 +138,7 @@ fn experts(cx: &Cx, w: &MoeWeights, x: Tensor) -> Result<Tensor> {
     let mut out = moe::experts(cx, &x, &routing, &w.experts, w.inter)?;
     drop(routing);
     let gate = linear::linear(cx, x.view(), &w.shared_gate, "shared_gate")?;
-    let shared = dense(cx, &w.shared, x)?;
+    let shared = dense(cx, &w.shared, Input::Rows(x))?;
     moe::combine_shared(cx, &mut out, &shared, &gate)?;
     Ok(out)
 }

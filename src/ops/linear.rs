@@ -9,7 +9,7 @@ use crate::device::{Arm, DeviceSpec};
 use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::ops::cost::{Cost, Unit};
-use crate::ops::quantise::{self, Quantised};
+use crate::ops::quantise::{self, Form, Quantised};
 use crate::ops::reference::weight::Matrix;
 use crate::ops::scheme::{ActScheme, Grain, Scheme};
 use crate::ops::weight::{self, LinearSpec, Weight};
@@ -39,6 +39,11 @@ pub struct Projection {
 }
 
 impl Projection {
+    /// Whether every part's input is quantised by a scale per token, so that a norm may give codes and nothing else.
+    pub fn takes_token_codes(&self, cx: &Cx) -> Result<bool> {
+        self.parts.iter().try_fold(true, |all, part| Ok(all && part.form(cx)? == Some(Form::Fp8Token)))
+    }
+
     /// Parts in the order of their columns in the output; an error where there is none or their inputs differ.
     pub fn new(parts: Vec<Weight>) -> Result<Projection> {
         let cols: Vec<usize> = parts.iter().map(Weight::cols).collect();
@@ -75,6 +80,22 @@ impl From<Weight> for Projection {
     }
 }
 
+/// The rows that a layer's projections are of.
+#[derive(Debug)]
+pub enum Input {
+    /// Activations `[T, K]`.
+    Rows(Tensor),
+    /// Their codes alone, for projections that [take them](Projection::takes_token_codes).
+    Codes(Quantised),
+}
+
+/// The same, borrowed.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    Rows(View<'a>),
+    Codes(&'a Quantised),
+}
+
 /// `x` `[T, K]` times the transpose of `w` `[N, K]`, as `[T, N]` activations named `out`. `x` is f32 or bf16; an f32
 /// weight needs an f32 `x`. An error where the inner dimensions or the types disagree.
 pub fn linear(cx: &Cx, x: View, w: &Weight, out: &'static str) -> Result<Tensor> {
@@ -83,40 +104,56 @@ pub fn linear(cx: &Cx, x: View, w: &Weight, out: &'static str) -> Result<Tensor>
 
 /// As [`linear`], with the result in `dtype` (f32 or bf16), e.g. that of the logits.
 pub fn linear_as(cx: &Cx, x: View, w: &Weight, out: &'static str, dtype: DType) -> Result<Tensor> {
-    products(cx, x, std::slice::from_ref(w), out, dtype)
+    products(cx, Source::Rows(x), std::slice::from_ref(w), out, dtype)
 }
 
 /// As [`linear`], with each part's outputs in its own columns of one result `[T, sum of N]`. The input is quantised once
 /// for neighbouring parts that ask for the same.
 pub fn project(cx: &Cx, x: View, w: &Projection, out: &'static str) -> Result<Tensor> {
+    products(cx, Source::Rows(x), &w.parts, out, cx.numerics.activations)
+}
+
+/// As [`project`], of rows or of their codes.
+pub fn project_input(cx: &Cx, x: &Input, w: &Projection, out: &'static str) -> Result<Tensor> {
+    let x = match x {
+        Input::Rows(x) => Source::Rows(x.view()),
+        Input::Codes(x) => Source::Codes(x),
+    };
     products(cx, x, &w.parts, out, cx.numerics.activations)
 }
 
-fn products(cx: &Cx, x: View, parts: &[Weight], out: &'static str, dtype: DType) -> Result<Tensor> {
+fn products(cx: &Cx, x: Source, parts: &[Weight], out: &'static str, dtype: DType) -> Result<Tensor> {
     let shapes = parts.iter().map(|w| check(cx, x, w, dtype)).collect::<Result<Vec<_>>>()?;
-    let mut y = cx.alloc(OP, out, dtype, &[x.rows(), parts.iter().map(Weight::rows).sum()])?;
-    let mut quantised: Option<Quantised> = None;
+    let tokens = shapes.first().map_or(0, |shape| shape.tokens);
+    let mut y = cx.alloc(OP, out, dtype, &[tokens, parts.iter().map(Weight::rows).sum()])?;
+    let mut made: Option<Quantised> = None;
     let mut first = 0;
     for (w, shape) in parts.iter().zip(&shapes) {
         let form = w.form(cx)?;
-        if quantised.as_ref().map(|q| q.form) != form {
-            // The old one goes before the new one comes.
-            drop(quantised.take());
-            quantised = form.map(|form| quantise::quantise(cx, x, form)).transpose()?;
-        }
+        let x = match (x, form) {
+            (Source::Rows(x), Some(form)) => {
+                if made.as_ref().is_none_or(|made| made.form != form) {
+                    // The old one goes before the new one comes.
+                    drop(made.take());
+                    made = Some(quantise::quantise(cx, x, form)?);
+                }
+                made.as_ref().map_or(Source::Rows(x), Source::Codes)
+            }
+            (x, _) => x,
+        };
         cx.note(OP, cost(cx.device.spec(), shape)?);
         match cx.device.arm() {
             Arm::Cpu(_) => {
-                let x = match &quantised {
-                    Some(quantised) => Matrix::quantised(quantised)?,
-                    None => Matrix::rows(x)?,
+                let x = match x {
+                    Source::Codes(codes) => Matrix::quantised(codes)?,
+                    Source::Rows(x) => Matrix::rows(x)?,
                 };
                 reference::linear::linear(&x, shape, &Matrix::weight(w)?, &mut y, first)?;
             }
             Arm::Cuda(cuda) => {
-                let x = match &quantised {
-                    Some(quantised) => launch::linear::Input::Quantised(quantised),
-                    None => launch::linear::Input::Rows(x),
+                let x = match x {
+                    Source::Codes(codes) => launch::linear::Input::Quantised(codes),
+                    Source::Rows(x) => launch::linear::Input::Rows(x),
                 };
                 let (spec, invariant) = (cx.device.spec(), cx.numerics.batch_invariant);
                 launch::linear::linear(cuda, spec, x, shape, w, (&mut y, first), invariant)?;
@@ -154,12 +191,19 @@ pub(crate) fn unit(x: DType, w: Scheme, act: ActScheme) -> Unit {
     }
 }
 
-fn check(cx: &Cx, x: View, w: &Weight, out: DType) -> Result<Shape> {
+fn check(cx: &Cx, x: Source, w: &Weight, out: DType) -> Result<Shape> {
     let err = |what: String| Err(Error::shape(OP, what));
-    let (tokens, inputs) = (x.rows(), x.cols());
-    if x.from() + inputs > x.pitch() {
-        return err(format!("x is columns {}..{} of a tensor of {}", x.from(), x.from() + inputs, x.pitch()));
-    }
+    let form = w.form(cx)?;
+    let (tokens, inputs, dtype) = match x {
+        Source::Rows(x) if x.from() + x.cols() > x.pitch() => {
+            return err(format!("x is columns {}..{} of a tensor of {}", x.from(), x.from() + x.cols(), x.pitch()));
+        }
+        Source::Rows(x) => (x.rows(), x.cols(), x.dtype()),
+        Source::Codes(x) if form != Some(x.form) || x.form != Form::Fp8Token => {
+            return err(format!("x is codes in {:?}, w asks for {form:?}; must be codes by token for both", x.form));
+        }
+        Source::Codes(x) => (x.rows(), x.codes.cols(), cx.numerics.activations),
+    };
     let (outputs, k) = (w.rows(), w.cols());
     if k != inputs || tokens * outputs * k == 0 {
         return err(format!(
@@ -167,19 +211,18 @@ fn check(cx: &Cx, x: View, w: &Weight, out: DType) -> Result<Shape> {
         ));
     }
     let scheme = w.spec().scheme;
-    let fits = match x.dtype() {
+    let fits = match dtype {
         DType::F32 => true,
         DType::Bf16 => scheme != Scheme::Plain(DType::F32),
         _ => false,
     };
     if !fits {
-        return err(format!("x is {}, w is {scheme:?}; must be f32, or bf16 where w is not f32", x.dtype()));
+        return err(format!("x is {dtype}, w is {scheme:?}; must be f32, or bf16 where w is not f32"));
     }
     if !matches!(out, DType::F32 | DType::Bf16) {
         return err(format!("the result is to be {out}, must be f32 or bf16"));
     }
-    w.form(cx)?;
-    Ok(Shape { tokens, x: x.dtype(), w: LinearSpec { act: w.act(cx), ..*w.spec() }, out })
+    Ok(Shape { tokens, x: dtype, w: LinearSpec { act: w.act(cx), ..*w.spec() }, out })
 }
 
 /// A shape that tests and benches share.

@@ -2,8 +2,10 @@
 
 use highwater::num::DType;
 use highwater::ops::cost::Unit;
-use highwater::ops::linear::{Projection, Shape, cost, linear, linear_as, project, quantised_cases};
-use highwater::ops::quantise::Form;
+use highwater::ops::linear::{
+    Input, Projection, Shape, cost, linear, linear_as, project, project_input, quantised_cases,
+};
+use highwater::ops::quantise::{Form, quantise};
 use highwater::ops::scheme::{ActScheme, Global, Grain, Scheme};
 use highwater::ops::weight::{InputScale, LinearSpec, Weight};
 use highwater::ops::{ActQuant, Meter, Numerics};
@@ -173,6 +175,35 @@ fn parts_of_a_projection_stand_side_by_side_and_share_a_quantised_input() {
             }
             first += w.rows();
         }
+    }
+}
+
+/// What a layer does whose norm gives codes alone: the same bits, from codes that were made before.
+#[test]
+fn codes_by_token_give_the_bits_that_their_rows_give_and_no_other_codes_are_taken() {
+    let mut rng = rng(11);
+    let (device, meter) = (device(), Meter::default());
+    let cx = cx(&device, &meter, numerics(DType::Bf16));
+    let spec = |rows, scheme, act| LinearSpec { rows, cols: 64, scheme, act, segment_rows: rows };
+    let mut on = |spec| Synth::new(&mut rng, spec).on(&device);
+    let token = ActScheme::Fp8Token;
+    let w = Projection::new(vec![
+        on(spec(24, Scheme::Fp8(Grain::Channel), token)),
+        on(spec(8, Scheme::Fp8(Grain::Channel), token)),
+    ])
+    .unwrap();
+    let mixed = Projection::new(vec![
+        on(spec(24, Scheme::Fp8(Grain::Channel), token)),
+        on(spec(8, Scheme::Plain(DType::Bf16), ActScheme::None)),
+    ])
+    .unwrap();
+    assert!(w.takes_token_codes(&cx).unwrap() && !mixed.takes_token_codes(&cx).unwrap());
+    let x = tensor(&device, DType::Bf16, &[5, 64], &uniform(&mut super::rng(12), 5 * 64, 2.0));
+    let of = |form| Input::Codes(quantise(&cx, x.view(), form).unwrap());
+    let rows = project(&cx, x.view(), &w, "y").unwrap();
+    assert_eq!(bytes(&project_input(&cx, &of(Form::Fp8Token), &w, "y").unwrap()), bytes(&rows));
+    for (x, w) in [(of(Form::Fp8Group), &w), (of(Form::Fp8Token), &mixed)] {
+        assert!(message(project_input(&cx, &x, w, "y")).contains("must be codes by token for both"));
     }
 }
 
