@@ -194,7 +194,7 @@ fn codes_by_token_give_the_bits_that_their_rows_give_and_no_other_codes_are_take
     .unwrap();
     let mixed = Projection::new(vec![
         on(spec(24, Scheme::Fp8(Grain::Channel), token)),
-        on(spec(8, Scheme::Plain(DType::Bf16), ActScheme::None)),
+        on(spec(8, Scheme::Fp8(Grain::Channel), ActScheme::None)),
     ])
     .unwrap();
     assert!(w.takes_token_codes(&cx).unwrap() && !mixed.takes_token_codes(&cx).unwrap());
