@@ -1,6 +1,6 @@
 //! The `highwater` binary: a command line over the library's engine, and what it writes.
 //!
-//! `cli` says what can be asked; `axis`, `bytes` and `ids` read its values. `sweep` runs cells and `frontier` bisects;
+//! `cli` says what can be asked; `axis`, `bytes` and `ids` read its values. `group` divides a sweep, `sweep` runs cells and `frontier` bisects;
 //! `record` is a cell's row (`status` how it ended, `owners` who held what), `journal` its files, `table` and `charts` (through `plot`) what people look at,
 //! `definitions` what the numbers mean. `stats` summarises samples, `provenance` says where they come from, `progress` how
 //! long it takes. `synth` writes a checkpoint and `inspect` says what one holds. `kernels`
@@ -19,6 +19,7 @@ mod doctor;
 mod edges;
 mod failure;
 mod frontier;
+mod group;
 mod ids;
 mod inspect;
 mod journal;

@@ -1,4 +1,4 @@
-//! `sweep`: a grid of cells on one device; without a model, the tiny one here and plans of real ones on the usual cards.
+//! `sweep`: groups of cells, each group on one device; without a model, the tiny one here and plans of real ones on the usual cards.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -8,12 +8,13 @@ use highwater::checkpoint::Source;
 use highwater::error::{Error, mib};
 use highwater::ops::Numerics;
 
-use crate::axis::{Cell, Grid};
+use crate::axis::Cell;
 use crate::cell::{EngineRunner, Workload, within_context};
 use crate::charts;
 use crate::cli::SweepArgs;
 use crate::edges::{Answer, Question, edge_text, edges};
 use crate::failure::Failure;
+use crate::group::{Group, groups};
 use crate::journal::Journal;
 use crate::out::print;
 use crate::progress::Progress;
@@ -28,8 +29,6 @@ const USUAL_PLANS: [(&[&str], &[&str]); 2] = [
     (&["qwen3.5-4b@bf16", "qwen3.5-9b@bf16"], &["rtx-4060-ti-16g", "rtx-4090", "rtx-5090"]),
     (&["qwen3.6-27b@bf16", "qwen3.6-35b-a3b@bf16"], &["h100", "h200"]),
 ];
-/// Axes of the tiny model's grid before those plans.
-const TINY_AXES: [&str; 3] = ["chunk=16,64,256", "batch=1,4", "depth=0,128"];
 /// Context of those plans.
 const USUAL_CONTEXT: u64 = 8192;
 /// Batches of those plans.
@@ -39,29 +38,18 @@ const USUAL_CHUNKS: u64 = 1 << 16;
 
 /// `sweep`.
 pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
-    let place = Place::of(&args.target)?;
-    let values = Values::of(&args.numerics, Numerics::BF16)?;
-    let workload =
-        Workload { prompt: args.prompt, output: args.output, kv_tokens: args.target.budget.kv_tokens, context: None };
-    let axes = if args.model.is_none() && args.axes.is_empty() {
-        TINY_AXES.iter().map(|axis| axis.parse()).collect::<Result<_>>()?
-    } else {
-        args.axes.clone()
-    };
-    let grid = Grid::new(&axes).map_err(|e| Failure::usage(&e))?;
-    let text = args.model.clone().unwrap_or_else(|| "tiny@bf16".into());
-    let model = Model { text, seed: args.numerics.seed };
-
+    let groups = groups(args)?;
     // Opened before any file is made: a model that cannot be opened must not leave a folder that blocks the next try.
-    let source = model.open()?;
+    let sources = groups.iter().map(|group| group.model.open()).collect::<Result<Vec<_>, Error>>()?;
     let provenance = Provenance::gather();
     let out = args.out.clone().unwrap_or_else(|| Path::new("highwater-out").join(&provenance.run));
     let mut journal = Journal::create(&out)?;
-    let mut rows = grid_rows(&model, &source, &place, values, &workload, &grid, &provenance, &mut journal)?;
+    let mut rows = group_rows(&groups, &sources, &provenance, &mut journal)?;
     // Pictures are of grids; the usual plans are a table.
     let drawn = rows.len();
     print(&sweep_table(&rows).text())?;
     if args.model.is_none() {
+        let values = Values::of(&args.numerics, Numerics::BF16)?;
         let (planned, fits) = usual_plans(values, &provenance, &mut journal)?;
         let file = out.join("fits.md");
         std::fs::write(&file, fits.markdown()).with_context(|| format!("cannot write {}", file.display()))?;
@@ -85,23 +73,23 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     }
 }
 
-fn grid_rows(
-    model: &Model,
-    source: &Source,
-    place: &Place,
-    values: Values,
-    workload: &Workload,
-    grid: &Grid,
+/// The rows of every cell of `groups`, in order. `sources` are the groups' models, opened.
+fn group_rows(
+    groups: &[Group],
+    sources: &[Source],
     provenance: &Provenance,
     journal: &mut Journal,
 ) -> Result<Vec<Row>, Failure> {
-    let mut base = template(model, source, place, values);
-    provenance.stamp(&mut base);
-    let cells = grid.cells();
-    let progress = Progress::cells(cells.len() as u64);
-    let mut runner =
-        Checked { source, workload, inner: EngineRunner::new(model.clone(), place.clone(), values, workload.clone()) };
-    let rows = run_cells(&cells, &base, true, &mut runner, journal, &progress)?;
+    let progress = Progress::cells(groups.iter().map(|group| group.cells.len() as u64).sum());
+    let mut rows = Vec::new();
+    for (group, source) in groups.iter().zip(sources) {
+        let mut base = template(&group.model, source, &group.place, group.values);
+        provenance.stamp(&mut base);
+        let (model, place) = (group.model.clone(), group.place.clone());
+        let inner = EngineRunner::new(model, place, group.values, group.workload.clone());
+        let mut runner = Checked { source, workload: &group.workload, inner };
+        rows.extend(run_cells(&group.cells, &base, true, &mut runner, journal, &progress)?);
+    }
     progress.finish();
     Ok(rows)
 }
