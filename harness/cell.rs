@@ -19,7 +19,7 @@ use crate::owners::Owner;
 use crate::record::Row;
 use crate::stats::{Interval, Summary};
 use crate::sweep::Runner;
-use crate::target::{Kind, Model, Place, Values, load};
+use crate::target::{Kind, Model, Place, Values, load_telling};
 
 /// Timed repetitions of a cell after one that is not timed.
 const REPETITIONS: usize = 3;
@@ -48,8 +48,13 @@ pub(crate) struct EngineRunner {
     values: Values,
     /// May be changed between cells.
     pub(crate) workload: Workload,
+    /// Told how loading gets on: bytes done and bytes in all.
+    pub(crate) loading: Option<Loading>,
     engine: Option<Engine>,
 }
+
+/// What is told how loading gets on.
+pub(crate) type Loading = Box<dyn FnMut(u64, u64)>;
 
 /// One repetition's numbers.
 #[derive(Debug, Default)]
@@ -71,7 +76,7 @@ struct Pass {
 impl EngineRunner {
     /// Nothing is loaded before the first cell.
     pub(crate) fn new(model: Model, place: Place, values: Values, workload: Workload) -> EngineRunner {
-        EngineRunner { model, place, values, workload, engine: None }
+        EngineRunner { model, place, values, workload, loading: None, engine: None }
     }
 
     fn options(&self, cell: &Cell, context: u64) -> Options {
@@ -105,9 +110,14 @@ impl EngineRunner {
                 }
                 engine
             }
-            None => load(&self.place, self.model.open()?, options)?,
+            None => load_telling(&self.place, self.model.open()?, options, self.loading.as_deref_mut())?,
         };
         Ok(self.engine.insert(engine))
+    }
+
+    /// The engine, where one is loaded.
+    pub(crate) fn loaded(&mut self) -> Option<&mut Engine> {
+        self.engine.as_mut()
     }
 }
 

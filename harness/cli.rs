@@ -13,6 +13,8 @@ use crate::bytes::parse_memory;
 use crate::definitions;
 use crate::frontier::STEP_TOKENS;
 use crate::ids::TokenIds;
+use crate::run_args::{MergeArgs, RunArgs};
+use crate::worker::WorkerArgs;
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done (cells that run out of memory are answers, not failures); 1 a cell or the program failed; 2 usage.";
@@ -37,6 +39,11 @@ pub(crate) enum Verb {
     /// Measure or plan every cell of a grid of chunk, batch and depth
     #[command(after_long_help = sweep_help())]
     Sweep(SweepArgs),
+    /// Join the shards of a sweep over many machines
+    Merge(MergeArgs),
+    /// A sweep's worker process
+    #[command(hide = true)]
+    Worker(Box<WorkerArgs>),
     /// Say whether a model fits a card, and who holds which bytes, without running it
     Plan(PlanArgs),
     /// Find the largest chunk that fits, for each batch and depth
@@ -81,9 +88,11 @@ pub(crate) struct SweepArgs {
     /// Tokens each sequence generates
     #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "32")]
     pub(crate) output: u64,
-    /// Folder for sweep.csv, sweep.jsonl, DEFINITIONS.txt and the pictures [default: highwater-out/RUN]
+    /// Folder for sweep.csv, sweep.jsonl, sweep.plan.json, DEFINITIONS.txt and the pictures [default: highwater-out/RUN]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
 }
 
 /// `plan`.

@@ -11,6 +11,7 @@ use crate::cell::Workload;
 use crate::cli::SweepArgs;
 use crate::failure::Failure;
 use crate::target::{Model, Place, Values};
+use crate::worker::fault::{Fault as WorkerFault, PREFIX};
 
 /// Axes of the tiny model's grid where a sweep names neither a model nor axes.
 const TINY_AXES: [&str; 3] = ["chunk=16,64,256", "batch=1,4", "depth=0,128"];
@@ -26,6 +27,8 @@ pub(crate) struct Group {
     pub(crate) values: Values,
     /// What each cell's sequences do.
     pub(crate) workload: Workload,
+    /// How its workers break, for tests of this program.
+    pub(crate) worker_fault: Option<WorkerFault>,
     /// The cells, in the order they run.
     pub(crate) cells: Vec<Cell>,
 }
@@ -38,17 +41,24 @@ pub(crate) fn groups(args: &SweepArgs) -> Result<Vec<Group>, Failure> {
         args.axes.clone()
     };
     let grid = Grid::new(&axes).map_err(|e| Failure::usage(&e))?;
+    let worker_fault = args.numerics.fault.as_deref().filter(|fault| fault.starts_with(PREFIX));
+    let worker_fault = worker_fault.map(WorkerFault::parse).transpose()?;
+    let values = match worker_fault {
+        Some(_) => Values::sound(&args.numerics, Numerics::BF16),
+        None => Values::of(&args.numerics, Numerics::BF16)?,
+    };
     let text = args.model.clone().unwrap_or_else(|| "tiny@bf16".into());
     Ok(vec![Group {
         model: Model { text, seed: args.numerics.seed },
         place: Place::of(&args.target)?,
-        values: Values::of(&args.numerics, Numerics::BF16)?,
+        values,
         workload: Workload {
             prompt: args.prompt,
             output: args.output,
             kv_tokens: args.target.budget.kv_tokens,
             context: None,
         },
+        worker_fault,
         cells: grid.cells(),
     }])
 }

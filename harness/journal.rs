@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::definitions;
 use crate::owners::owners_text;
+use crate::planned::{self, replace};
 use crate::record::{JSONL_ONLY, Row};
 
 /// Open files of a running sweep.
@@ -32,7 +33,10 @@ impl Journal {
             match OpenOptions::new().append(true).create_new(true).open(&path) {
                 Ok(file) => Ok((file, path)),
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
-                    bail!("{} holds an earlier sweep; give another --out, or move that one away", path.display())
+                    bail!(
+                        "{} holds an earlier sweep; give another --out, --resume, or move that one away",
+                        path.display()
+                    )
                 }
                 Err(e) => Err(e).with_context(|| format!("cannot create {}", path.display())),
             }
@@ -47,12 +51,49 @@ impl Journal {
         Ok(journal)
     }
 
+    /// An error if `dir` holds an earlier sweep.
+    pub(crate) fn refuse_earlier(dir: &Path) -> Result<()> {
+        for name in [planned::FILE, "sweep.jsonl", "sweep.csv"] {
+            let path = dir.join(name);
+            // A dangling link is there too.
+            if path.symlink_metadata().is_ok() {
+                bail!(
+                    "{} holds an earlier sweep; --resume goes on with it, another --out begins a new one",
+                    path.display()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes `rows` all that the files in `dir` hold, at once: a reader, or a crash, finds the old files or the new ones.
+    pub(crate) fn replace<'a>(dir: &Path, rows: impl IntoIterator<Item = &'a Row>) -> Result<Journal> {
+        let (jsonl_path, csv_path) = (dir.join("sweep.jsonl"), dir.join("sweep.csv"));
+        let (mut lines, mut csv) = (Vec::new(), csv::Writer::from_writer(Vec::new()));
+        csv.write_record(csv_columns())?;
+        for row in rows {
+            lines.extend(line(row)?);
+            csv.write_record(csv_fields(row)?)?;
+        }
+        let csv = csv.into_inner().context("rows cannot be written as CSV")?;
+        replace(&jsonl_path, |file| Ok(file.write_all(&lines)?))?;
+        replace(&csv_path, |file| Ok(file.write_all(&csv)?))?;
+        let definitions_path = dir.join("DEFINITIONS.txt");
+        std::fs::write(&definitions_path, definitions::text())
+            .with_context(|| format!("cannot write {}", definitions_path.display()))?;
+        let append = |path: &Path| {
+            let file = OpenOptions::new().append(true).open(path);
+            file.with_context(|| format!("cannot open {}", path.display()))
+        };
+        // Rows are written as records, so that no second header comes of it.
+        let csv = csv::Writer::from_writer(append(&csv_path)?);
+        Ok(Journal { csv, csv_path, jsonl: append(&jsonl_path)?, jsonl_path })
+    }
+
     /// Puts one row on disk, in both files.
     pub(crate) fn append(&mut self, row: &Row) -> Result<()> {
-        let mut line = serde_json::to_string(row).context("a row cannot be written as JSON")?;
-        line.push('\n');
         self.jsonl
-            .write_all(line.as_bytes())
+            .write_all(&line(row)?)
             .and_then(|()| self.jsonl.sync_data())
             .with_context(|| format!("cannot write {}", self.jsonl_path.display()))?;
         self.write_csv(&csv_fields(row)?)
@@ -62,6 +103,13 @@ impl Journal {
         let written = self.csv.write_record(fields).and_then(|()| Ok(self.csv.flush()?));
         written.with_context(|| format!("cannot write {}", self.csv_path.display()))
     }
+}
+
+/// A row's line of JSONL.
+fn line(row: &Row) -> Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(row).context("a row cannot be written as JSON")?;
+    line.push(b'\n');
+    Ok(line)
 }
 
 /// The CSV header: the columns of [`Row`] in order, without the lists of samples.

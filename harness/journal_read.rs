@@ -1,4 +1,4 @@
-//! A sweep's files read back, to hold them against the rows that were written.
+//! A sweep's files read back: to go on with it, to join it with others, to hold it against what was written.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -48,6 +48,7 @@ pub(crate) fn read_jsonl(path: &Path) -> Result<Rows> {
 }
 
 /// The rows of a CSV file. It holds no samples.
+#[cfg(test)]
 pub(crate) fn read_csv(path: &Path) -> Result<Vec<Row>> {
     let mut reader = csv::Reader::from_path(path).with_context(|| format!("cannot open {}", path.display()))?;
     let mut rows = Vec::new();

@@ -1,6 +1,8 @@
 //! The `highwater` binary: a command line over the library's engine, and what it writes.
 //!
-//! `cli` says what can be asked; `axis`, `bytes` and `ids` read its values. `group` divides a sweep, `sweep` runs cells and `frontier` bisects;
+//! `cli` says what can be asked (`run_args` how a sweep is run); `axis`, `bytes` and `ids` read its values. `group` divides a
+//! sweep, `planned` lists its cells, `shard` deals them out to machines and `merge` joins them; `sweep` runs them through
+//! `worker` processes, `resume` goes on after a crash, and `frontier` bisects.
 //! `record` is a cell's row (`status` how it ended, `owners` who held what), `journal` its files, `table` and `charts` (through `plot`) what people look at,
 //! `definitions` what the numbers mean. `stats` summarises samples, `provenance` says where they come from, `progress` how
 //! long it takes. `synth` writes a checkpoint and `inspect` says what one holds. `kernels`
@@ -23,26 +25,31 @@ mod group;
 mod ids;
 mod inspect;
 mod journal;
-#[cfg(test)]
 mod journal_read;
 mod kernels;
 mod logits_file;
+mod merge;
 mod nvml;
 mod once;
 mod out;
 mod owners;
 mod plan;
+mod planned;
 mod plot;
 mod progress;
 mod provenance;
 mod record;
+mod resume;
+mod run_args;
 mod run_sweep;
+mod shard;
 mod stats;
 mod status;
 mod sweep;
 mod synth;
 mod table;
 mod target;
+mod worker;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -73,6 +80,8 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.verb {
         Verb::Sweep(args) => run_sweep::sweep(args),
+        Verb::Merge(args) => merge::merge(args),
+        Verb::Worker(args) => worker::worker(args),
         Verb::Plan(args) => plan::plan(args),
         Verb::Frontier(args) => edges::frontier(args),
         Verb::Logits(args) => once::logits(args),

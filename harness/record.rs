@@ -13,7 +13,6 @@ use crate::status::Status;
 /// Version of the columns: names, order, units.
 pub(crate) const SCHEMA: u32 = 4;
 /// The oldest version that is still read: its missing columns are nulls.
-#[cfg(test)]
 pub(crate) const OLDEST_SCHEMA: u32 = 3;
 /// Version of the way numbers are measured. Rows of two methods are never compared.
 pub(crate) const METHOD: u32 = 1;
@@ -341,6 +340,12 @@ impl Row {
     pub(crate) fn set_status(&mut self, status: Status, detail: &str) {
         self.status = status;
         self.detail = Some(detail.to_owned());
+    }
+
+    /// Counts one more worker process that was replaced, and says why.
+    pub(crate) fn replaced(&mut self, why: &str) {
+        self.workers_replaced = Some(self.workers_replaced.unwrap_or(0) + 1);
+        self.worker_note = Some(why.to_owned());
     }
 
     /// Marks a row that [`Row::verify`] refused. Samples that are not finite go: JSON has no word for them, and a list with

@@ -1,7 +1,10 @@
 //! `sweep`: groups of cells, each group on one device; without a model, the tiny one here and plans of real ones on the usual cards.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use highwater::checkpoint::Source;
@@ -9,7 +12,6 @@ use highwater::error::{Error, mib};
 use highwater::ops::Numerics;
 
 use crate::axis::Cell;
-use crate::cell::{EngineRunner, Workload, within_context};
 use crate::charts;
 use crate::cli::SweepArgs;
 use crate::edges::{Answer, Question, edge_text, edges};
@@ -17,12 +19,16 @@ use crate::failure::Failure;
 use crate::group::{Group, groups};
 use crate::journal::Journal;
 use crate::out::print;
+use crate::planned::Planned;
 use crate::progress::Progress;
 use crate::provenance::Provenance;
 use crate::record::Row;
-use crate::sweep::{Runner, failures, run_cells};
+use crate::resume::{Policy, Resumed, is_begun, resume};
+use crate::sweep::{Answers, Here, Job, failures, run_cells};
 use crate::table::{Align, Table, or_null, sweep_definitions, sweep_table};
 use crate::target::{Kind, Model, Place, Values, template};
+use crate::worker::answers::Workers;
+use crate::worker::{Checked, fingerprint};
 
 /// What the bare `sweep` plans after it has measured the tiny model here: models and the cards people ask about.
 const USUAL_PLANS: [(&[&str], &[&str]); 2] = [
@@ -39,17 +45,43 @@ const USUAL_CHUNKS: u64 = 1 << 16;
 /// `sweep`.
 pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     let groups = groups(args)?;
+    if args.run.in_process && groups.iter().any(|group| group.worker_fault.is_some()) {
+        let what = "faults of workers need workers; leave --in-process out".into();
+        return Err(Error::Request { param: "--in-process", what }.into());
+    }
     // Opened before any file is made: a model that cannot be opened must not leave a folder that blocks the next try.
     let sources = groups.iter().map(|group| group.model.open()).collect::<Result<Vec<_>, Error>>()?;
-    let provenance = Provenance::gather();
+    let mut provenance = Provenance::gather();
     let out = args.out.clone().unwrap_or_else(|| Path::new("highwater-out").join(&provenance.run));
-    let mut journal = Journal::create(&out)?;
-    let mut rows = group_rows(&groups, &sources, &provenance, &mut journal)?;
+    let begin = |(group, source): (&Group, &Source)| {
+        let mut row = template(&group.model, source, &group.place, group.values);
+        provenance.stamp(&mut row);
+        row.fault = row.fault.or_else(|| Some(group.worker_fault.as_ref()?.name().to_owned()));
+        row.shard = args.run.shard.map(|shard| shard.to_string());
+        row.cached = Some(false);
+        row
+    };
+    let mut templates: Vec<Row> = groups.iter().zip(&sources).map(begin).collect();
+    let mut planned = Planned::of(&groups, &templates, args.run.shard)?;
+    let (mut journal, taken) = if args.run.resume && is_begun(&out)? {
+        let policy = Policy { keep_failures: args.run.keep_failures, force: args.run.force };
+        let Resumed { journal, taken } = resume(&out, &mut planned, policy)?;
+        provenance.run.clone_from(&planned.run);
+        templates.iter_mut().for_each(|row| row.run.clone_from(&planned.run));
+        (journal, taken)
+    } else {
+        Journal::refuse_earlier(&out)?;
+        planned.write(&out)?;
+        (Journal::create(&out)?, BTreeMap::new())
+    };
+    let resumed = taken.len();
+    let jobs = planned.jobs(&groups, taken);
+    let mut rows = group_rows(args, &groups, &sources, &templates, jobs, &mut journal)?;
     // Pictures are of grids; the usual plans are a table.
     let drawn = rows.len();
     print(&sweep_table(&rows).text())?;
     if args.model.is_none() {
-        let values = Values::of(&args.numerics, Numerics::BF16)?;
+        let values = Values::sound(&args.numerics, Numerics::BF16);
         let (planned, fits) = usual_plans(values, &provenance, &mut journal)?;
         let file = out.join("fits.md");
         std::fs::write(&file, fits.markdown()).with_context(|| format!("cannot write {}", file.display()))?;
@@ -60,7 +92,12 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
         ))?;
         rows.extend(planned);
     }
+    if resumed > 0 {
+        // Rows that ran now stand after those taken over; the plan's order is everyone's.
+        Journal::replace(&out, &rows)?;
+    }
     print(&format!("\n{}\n", sweep_definitions()))?;
+    tell(&rows, resumed)?;
     let pictures = charts::write(&rows[..drawn], &out)?;
     let mut files = format!("{}: sweep.csv, sweep.jsonl", out.display());
     for picture in &pictures {
@@ -73,43 +110,46 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     }
 }
 
-/// The rows of every cell of `groups`, in order. `sources` are the groups' models, opened.
+/// What a reader of the table must know beside it: rows of earlier, and workers that had to be replaced.
+fn tell(rows: &[Row], resumed: usize) -> Result<()> {
+    let mut text = String::new();
+    if resumed > 0 {
+        let _ = writeln!(text, "{resumed} of {} cells are of an earlier run (column cached)", rows.len());
+    }
+    for row in rows.iter().filter(|row| row.workers_replaced.unwrap_or(0) > 0 && row.cached != Some(true)) {
+        let (chunk, batch, depth) = (row.chunk, row.batch, row.depth);
+        let why = row.worker_note.as_deref().unwrap_or_default();
+        let _ = writeln!(text, "worker replaced at {}: {why}", Cell { chunk, batch, depth });
+    }
+    if text.is_empty() { Ok(()) } else { print(&format!("{text}\n")) }
+}
+
+/// The rows of every job, group after group. `sources` are the groups' models, opened; `templates` their rows' beginnings.
 fn group_rows(
+    args: &SweepArgs,
     groups: &[Group],
     sources: &[Source],
-    provenance: &Provenance,
+    templates: &[Row],
+    jobs: Vec<Vec<Job>>,
     journal: &mut Journal,
 ) -> Result<Vec<Row>, Failure> {
-    let progress = Progress::cells(groups.iter().map(|group| group.cells.len() as u64).sum());
+    let progress = Progress::cells(jobs.iter().map(|jobs| jobs.len() as u64).sum());
+    let timeout = Some(args.run.cell_timeout).filter(|seconds| *seconds > 0.0).map(Duration::from_secs_f64);
+    // The words after the verb, which a worker is started with.
+    let words: Vec<OsString> = std::env::args_os().skip(2).collect();
     let mut rows = Vec::new();
-    for (group, source) in groups.iter().zip(sources) {
-        let mut base = template(&group.model, source, &group.place, group.values);
-        provenance.stamp(&mut base);
-        let (model, place) = (group.model.clone(), group.place.clone());
-        let inner = EngineRunner::new(model, place, group.values, group.workload.clone());
-        let mut runner = Checked { source, workload: &group.workload, inner };
-        rows.extend(run_cells(&group.cells, &base, true, &mut runner, journal, &progress)?);
+    for (number, (group, jobs)) in groups.iter().zip(jobs).enumerate() {
+        let (source, template) = (&sources[number], &templates[number]);
+        let mut answers: Box<dyn Answers> = if args.run.in_process {
+            Box::new(Here(Checked::new(group, source)))
+        } else {
+            let fingerprint = fingerprint(group, source);
+            Box::new(Workers::new(number, fingerprint, words.clone(), timeout, &progress))
+        };
+        rows.extend(run_cells(jobs, template, true, &mut *answers, journal, &progress)?);
     }
     progress.finish();
     Ok(rows)
-}
-
-/// An engine runner that first looks whether the cell's context is one the model has.
-struct Checked<'a> {
-    source: &'a Source,
-    workload: &'a Workload,
-    inner: EngineRunner,
-}
-
-impl Runner for Checked<'_> {
-    fn run(&mut self, cell: &Cell, row: &mut Row) -> Result<(), Error> {
-        within_context(self.source, cell, self.workload)?;
-        self.inner.run(cell, row)
-    }
-
-    fn discard(&mut self) {
-        self.inner.discard();
-    }
 }
 
 /// A plan per usual model, card and batch: the row of its largest chunk, and the table of them.

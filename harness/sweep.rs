@@ -24,44 +24,83 @@ pub(crate) trait Runner {
     fn discard(&mut self);
 }
 
-/// Runs `cells` in order and returns their rows, as many as cells. `template` has the columns all rows share. Where
+/// Who turns a cell into a row: a runner here, or a worker process.
+pub(crate) trait Answers {
+    /// Answers cell `number` of its group, whatever happens to it. The row comes with the run's columns and the axes set.
+    fn answer(&mut self, number: usize, cell: &Cell, row: &mut Row);
+}
+
+/// Cells run in this process: a panic is caught, and nothing worse.
+pub(crate) struct Here<R>(pub(crate) R);
+
+impl<R: Runner> Answers for Here<R> {
+    fn answer(&mut self, _: usize, cell: &Cell, row: &mut Row) {
+        run_cell(cell, row, &mut self.0);
+    }
+}
+
+/// A cell of a sweep, and its row where an earlier run has it.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    /// Its number in its group.
+    pub(crate) number: usize,
+    /// Its place on the axes.
+    pub(crate) cell: Cell,
+    /// Content hash of what it is.
+    pub(crate) id: String,
+    /// Its row, taken over and in the journal already.
+    pub(crate) taken: Option<Row>,
+}
+
+/// Answers `jobs` in order and returns their rows, as many as jobs. `template` has the columns all rows share. Where
 /// `skip_dominated`, a cell no smaller on any axis than one that did not fit is not tried. An error is a journal that
 /// cannot be written; a cell's own failure is its row.
 pub(crate) fn run_cells(
-    cells: &[Cell],
+    jobs: Vec<Job>,
     template: &Row,
     skip_dominated: bool,
-    runner: &mut dyn Runner,
+    answers: &mut dyn Answers,
     journal: &mut Journal,
     progress: &Progress,
 ) -> Result<Vec<Row>> {
-    let mut rows: Vec<Row> = Vec::with_capacity(cells.len());
+    let mut rows: Vec<Row> = Vec::with_capacity(jobs.len());
     let mut not_fitting: Vec<Cell> = Vec::new();
-    for cell in cells {
+    for Job { number, cell, id, taken } in jobs {
         progress.doing(&cell.to_string());
-        let mut row = Row { chunk: cell.chunk, batch: cell.batch, depth: cell.depth, ..template.clone() };
-        match not_fitting.iter().find(|smaller| skip_dominated && cell.dominates(smaller)) {
-            Some(smaller) => {
-                let detail = format!("not tried: {smaller} did not fit, and this cell is no smaller on any axis");
-                row.set_status(Status::OomSkippedDominated, &detail);
+        let fresh = taken.is_none();
+        let mut row = taken.unwrap_or_else(|| Row {
+            cell: Some(id),
+            chunk: cell.chunk,
+            batch: cell.batch,
+            depth: cell.depth,
+            ..template.clone()
+        });
+        if fresh {
+            match not_fitting.iter().find(|smaller| skip_dominated && cell.dominates(smaller)) {
+                Some(smaller) => {
+                    let detail = format!("not tried: {smaller} did not fit, and this cell is no smaller on any axis");
+                    row.set_status(Status::OomSkippedDominated, &detail);
+                }
+                None => answers.answer(number, &cell, &mut row),
             }
-            None => run_cell(cell, &mut row, runner),
-        }
-        if let Err(contradiction) = row.verify() {
-            row.set_contradiction(&contradiction);
+            if let Err(contradiction) = row.verify() {
+                row.set_contradiction(&contradiction);
+            }
+            row.time = rfc3339_utc(SystemTime::now());
+            journal.append(&row)?;
         }
         if matches!(row.status, Status::Oom | Status::OomPredicted) {
-            not_fitting.push(*cell);
+            not_fitting.push(cell);
         }
-        row.time = rfc3339_utc(SystemTime::now());
-        journal.append(&row)?;
         rows.push(row);
         progress.advance(1);
     }
     Ok(rows)
 }
 
-fn run_cell(cell: &Cell, row: &mut Row, runner: &mut dyn Runner) {
+/// Runs one cell in this process and says in its row how it ended. A panic is caught, and the runner is to discard what
+/// it has. The row does not contradict itself.
+pub(crate) fn run_cell(cell: &Cell, row: &mut Row, runner: &mut dyn Runner) {
     match catch_unwind(AssertUnwindSafe(|| runner.run(cell, row))) {
         Ok(Ok(())) => {
             row.status = Status::Ok;
@@ -74,6 +113,9 @@ fn run_cell(cell: &Cell, row: &mut Row, runner: &mut dyn Runner) {
             row.set_status(Status::Error, &format!("panicked, which is a bug of this program: {text}"));
             runner.discard();
         }
+    }
+    if let Err(contradiction) = row.verify() {
+        row.set_contradiction(&contradiction);
     }
 }
 
@@ -124,16 +166,18 @@ mod tests {
     }
 
     fn sweep(cells: &[(u64, u64)], skip: bool) -> (Vec<Row>, Scripted, tempfile::TempDir) {
-        let cells: Vec<Cell> =
-            cells.iter().map(|(chunk, batch)| Cell { chunk: *chunk, batch: *batch, depth: 7 }).collect();
+        let cells = cells.iter().map(|(chunk, batch)| Cell { chunk: *chunk, batch: *batch, depth: 7 });
+        let job = |(number, cell)| Job { number, cell, id: format!("{number:016x}"), taken: None };
+        let jobs: Vec<Job> = cells.enumerate().map(job).collect();
+        let cells = jobs.clone();
         let dir = tempfile::tempdir().unwrap();
         let mut journal = Journal::create(dir.path()).unwrap();
-        let mut runner = Scripted { tried: Vec::new(), discarded: 0 };
+        let mut here = Here(Scripted { tried: Vec::new(), discarded: 0 });
         let template = Row { schema: crate::record::SCHEMA, run: "r".into(), ..Row::default() };
         let progress = Progress::cells(cells.len() as u64);
-        let rows = run_cells(&cells, &template, skip, &mut runner, &mut journal, &progress).unwrap();
+        let rows = run_cells(jobs, &template, skip, &mut here, &mut journal, &progress).unwrap();
         assert_eq!(progress.position(), cells.len() as u64);
-        (rows, runner, dir)
+        (rows, here.0, dir)
     }
 
     #[test]

@@ -146,8 +146,14 @@ pub(crate) struct Values {
 impl Values {
     /// What the flags ask for; `default` says what stands where they are silent.
     pub(crate) fn of(flags: &cli::Numerics, default: ops::Numerics) -> Result<Values, Error> {
+        let fault = flags.fault.as_deref().map(Fault::parse).transpose()?;
+        Ok(Values { fault, ..Values::sound(flags, default) })
+    }
+
+    /// The same without the fault.
+    pub(crate) fn sound(flags: &cli::Numerics, default: ops::Numerics) -> Values {
         let activations = flags.dtype.map_or(default.activations, dtype);
-        Ok(Values {
+        Values {
             numerics: ops::Numerics {
                 activations,
                 logits: dtype(flags.logits),
@@ -165,8 +171,8 @@ impl Values {
                 },
                 batch_invariant: flags.batch_invariant,
             },
-            fault: flags.fault.as_deref().map(Fault::parse).transpose()?,
-        })
+            fault: None,
+        }
     }
 }
 
@@ -186,6 +192,16 @@ fn dtype(flag: cli::Dtype) -> DType {
 
 /// Loads an engine, with a bar that shows how far it is.
 pub(crate) fn load(place: &Place, source: Source, options: Options) -> Result<Engine, Error> {
+    load_telling(place, source, options, None)
+}
+
+/// As [`load`], and tells `other` too: bytes done and bytes in all.
+pub(crate) fn load_telling(
+    place: &Place,
+    source: Source,
+    options: Options,
+    mut other: Option<&mut (dyn FnMut(u64, u64) + 'static)>,
+) -> Result<Engine, Error> {
     let device = place.device()?;
     let bar = Progress::bytes(0);
     bar.doing("loading");
@@ -194,6 +210,9 @@ pub(crate) fn load(place: &Place, source: Source, options: Options) -> Result<En
         bar.length(total);
         bar.advance(done.saturating_sub(shown));
         shown = done;
+        if let Some(other) = &mut other {
+            other(done, total);
+        }
     });
     bar.finish();
     engine
@@ -205,6 +224,14 @@ fn folder_name(text: &str) -> String {
     let named = if path.file_name().is_some() { Ok(path.to_owned()) } else { path.canonicalize() };
     let name = named.ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     name.unwrap_or_else(|| text.to_owned())
+}
+
+/// Where the weights come from, as rows say it.
+pub(crate) fn weights_source(source: &Source) -> String {
+    match source {
+        Source::Disk(checkpoint) => format!("headers:{:016x}", checkpoint.header_hash()),
+        Source::Seeded { seed, .. } => format!("seed:{seed}"),
+    }
 }
 
 /// A row with the columns that a model, its place and its types decide.
@@ -221,19 +248,18 @@ pub(crate) fn template(model: &Model, source: &Source, place: &Place, values: Va
         kv_dtype: if values.numerics.kv == DType::U8 { "fp8".into() } else { values.numerics.kv.to_string() },
         act_quant: Some(act_quant_name(values.numerics.act_quant).into()),
         batch_invariant: Some(values.numerics.batch_invariant),
+        weights_source: Some(weights_source(source)),
         fault: values.fault.map(|f| f.name().to_owned()),
         ..Row::default()
     };
     match source {
-        Source::Disk(checkpoint) => {
+        Source::Disk(_) => {
             row.model = folder_name(&model.text);
             row.recipe = "checkpoint".into();
-            row.weights_source = Some(format!("headers:{:016x}", checkpoint.header_hash()));
         }
-        Source::Seeded { seed, .. } => {
+        Source::Seeded { .. } => {
             name.clone_into(&mut row.model);
             recipe.clone_into(&mut row.recipe);
-            row.weights_source = Some(format!("seed:{seed}"));
         }
     }
     place.stamp(&mut row);
