@@ -208,6 +208,24 @@ mod tests {
     }
 
     #[test]
+    fn files_made_anew_have_one_header_and_can_be_added_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path()).unwrap();
+        for row in rows() {
+            journal.append(&row).unwrap();
+        }
+        drop(journal);
+        let mut journal = Journal::replace(dir.path(), &rows()[1..2]).unwrap();
+        journal.append(&rows()[0]).unwrap();
+        let wanted = [rows()[1].clone(), rows()[0].clone()];
+        assert_eq!(read_jsonl(&dir.path().join("sweep.jsonl")).unwrap().rows, wanted);
+        let csv = read_csv(&dir.path().join("sweep.csv")).unwrap();
+        assert_eq!(csv, wanted.map(without_samples));
+        assert!(!dir.path().join("sweep.jsonl.new").exists());
+        assert!(format!("{:#}", Journal::refuse_earlier(dir.path()).unwrap_err()).contains("--resume"));
+    }
+
+    #[test]
     fn an_earlier_sweep_is_not_overwritten_and_a_bad_folder_fails_at_once() {
         let dir = tempfile::tempdir().unwrap();
         Journal::create(dir.path()).unwrap().append(&ok_row(1, 1, 1)).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! `cli` says what can be asked (`run_args` how a sweep is run); `axis`, `bytes` and `ids` read its values. `group` divides a
 //! sweep, `planned` lists its cells, `shard` deals them out to machines and `merge` joins them; `sweep` runs them through
-//! `worker` processes, `resume` goes on after a crash, and `frontier` bisects.
+//! `worker` processes, `resume` goes on after a crash, `hold` keeps other sweeps out of the folder, and `frontier` bisects.
 //! `record` is a cell's row (`status` how it ended, `owners` who held what), `journal` its files, `table` and `charts` (through `plot`) what people look at,
 //! `definitions` what the numbers mean. `stats` summarises samples, `provenance` says where they come from, `progress` how
 //! long it takes. `synth` writes a checkpoint and `inspect` says what one holds. `kernels`
@@ -22,6 +22,7 @@ mod edges;
 mod failure;
 mod frontier;
 mod group;
+mod hold;
 mod ids;
 mod inspect;
 mod journal;

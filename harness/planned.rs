@@ -13,10 +13,10 @@ use serde_json::{Map, Value};
 
 use crate::axis::Cell;
 use crate::group::Group;
-use crate::provenance::Fnv1a;
 use crate::record::Row;
 use crate::shard::{Shard, split};
 use crate::sweep::Job;
+use highwater::num::fnv::Fnv1a;
 
 /// The file's name.
 pub(crate) const FILE: &str = "sweep.plan.json";
@@ -94,11 +94,13 @@ impl Planned {
         };
         let mut seen = HashSet::new();
         for (number, (group, template)) in groups.iter().zip(templates).enumerate() {
-            let columns = shared_columns(template)?;
+            let mut columns = shared_columns(template)?;
+            columns.insert("seed".into(), group.model.seed.into());
+            columns.insert("workload".into(), format!("{:?}", group.workload).into());
             let mut config = columns.clone();
-            config.retain(|name, _| CONFIG.contains(&name.as_str()));
+            config.retain(|name, _| !ENVIRONMENT.contains(&name.as_str()) && !PROCESSOR.contains(&name.as_str()));
             for cell in &group.cells {
-                let (of_config, of_cell) = hashes(&config, &columns, group, cell, group.model.seed);
+                let (of_config, of_cell) = (hash(&config, cell), hash(&columns, cell));
                 ensure!(seen.insert(of_cell.clone()), "the sweep has the cell {cell} twice; give each value once");
                 planned.cells.push(PlannedCell {
                     cell: of_cell,
@@ -183,15 +185,22 @@ impl Planned {
                 }
             }
         }
-        let configs = |of: &Planned| of.cells.iter().map(|cell| cell.config.clone()).collect::<Vec<_>>();
-        if configs(self) != configs(other) {
+        let names_of = |of: &Planned| of.cells.iter().map(|cell| (cell.group, cell.name.clone())).collect::<Vec<_>>();
+        if names_of(self) != names_of(other) {
             let only = |a: &Planned, b: &Planned| {
-                let others: HashSet<String> = configs(b).into_iter().collect();
-                let only: Vec<&PlannedCell> = a.cells.iter().filter(|cell| !others.contains(&cell.config)).collect();
-                let first = only.first().map_or(String::new(), |cell| format!(" ({}, ...)", cell.name));
+                let others: HashSet<(usize, String)> = names_of(b).into_iter().collect();
+                let only: Vec<_> = names_of(a).into_iter().filter(|cell| !others.contains(cell)).collect();
+                let first = only.first().map_or(String::new(), |(_, name)| format!(", as {name}"));
                 format!("{} cells, {} of them only{first}", a.cells.len(), only.len())
             };
-            differ("axes and workload", &only(self, other), &only(other, self));
+            differ("axes", &only(self, other), &only(other, self));
+        }
+        let hashes_of = |of: &Planned| of.cells.iter().map(|cell| cell.cell.clone()).collect::<Vec<_>>();
+        if found.is_empty() && hashes_of(self) != hashes_of(other) {
+            found.push(format!(
+                "what the cells do: the hashes of the plans' cells differ {} and {}",
+                names[0], names[1]
+            ));
         }
         found
     }
@@ -223,22 +232,12 @@ fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// A cell's hashes: of what it is, and of that with all that decides its numbers.
-fn hashes(
-    config: &Map<String, Value>,
-    columns: &Map<String, Value>,
-    group: &Group,
-    cell: &Cell,
-    seed: u64,
-) -> (String, String) {
-    let hash = |columns: &Map<String, Value>| {
-        let mut hash = Fnv1a::default();
-        let columns: BTreeMap<&String, String> =
-            columns.iter().map(|(name, value)| (name, value.to_string())).collect();
-        (format!("{columns:?}"), format!("{:?}", group.workload), format!("{cell:?}"), seed).hash(&mut hash);
-        format!("{:016x}", hash.finish())
-    };
-    (hash(config), hash(columns))
+/// A hash of a cell and of what its group's columns say.
+fn hash(columns: &Map<String, Value>, cell: &Cell) -> String {
+    let mut hash = Fnv1a::default();
+    let columns: BTreeMap<&String, String> = columns.iter().map(|(name, value)| (name, value.to_string())).collect();
+    (format!("{columns:?}"), format!("{cell:?}")).hash(&mut hash);
+    format!("{:016x}", hash.finish())
 }
 
 /// Writes a file beside `path`, puts it on disk, and gives it that name: whoever looks finds the old one or the new one.
@@ -251,4 +250,114 @@ pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut std::fs::File) -> Res
     write(&mut file).with_context(failed)?;
     file.sync_all().with_context(failed)?;
     std::fs::rename(&beside, path).with_context(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Verb};
+    use crate::group::groups;
+    use crate::target::template;
+    use clap::Parser as _;
+
+    fn plan(line: &str, change: impl Fn(&mut Row)) -> (Planned, Vec<Group>) {
+        let words = std::iter::once("highwater").chain(line.split_whitespace());
+        let Verb::Sweep(args) = Cli::try_parse_from(words).unwrap().verb else { panic!("not a sweep") };
+        let groups = groups(&args).unwrap();
+        let templates: Vec<Row> = groups
+            .iter()
+            .map(|group| {
+                let source = group.model.open().unwrap();
+                let mut row = template(&group.model, &source, &group.place, group.values);
+                row.binary_hash = Some("fnv1a64:1".into());
+                row.cpu = Some("a cpu".into());
+                change(&mut row);
+                row
+            })
+            .collect();
+        (Planned::of(&groups, &templates, args.run.shard).unwrap(), groups)
+    }
+
+    const LINE: &str = "sweep tiny --device plan --axis chunk=16,64 --axis batch=1,2";
+
+    #[test]
+    fn a_plan_comes_back_as_it_was_written_and_broken_ones_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (planned, _) = plan(LINE, |_| {});
+        planned.write(&dir.path().join("a/b")).unwrap();
+        assert_eq!(Planned::read(&dir.path().join("a/b")).unwrap(), planned);
+        assert_eq!(planned.cells.iter().map(|cell| &cell.cell).collect::<HashSet<_>>().len(), 4);
+        for text in ["", "{", "[]", "{\"run\":1}", "\0"] {
+            std::fs::write(dir.path().join(FILE), text).unwrap();
+            let refused = format!("{:#}", Planned::read(dir.path()).unwrap_err());
+            assert!(refused.contains("is no plan of a sweep"), "{refused}");
+        }
+        let mut wrong = planned.clone();
+        wrong.cells[3].group = 1;
+        std::fs::write(dir.path().join(FILE), serde_json::to_vec(&wrong).unwrap()).unwrap();
+        assert!(format!("{:#}", Planned::read(dir.path()).unwrap_err()).contains("group 1"));
+        assert!(Planned::read(&dir.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn each_thing_that_makes_it_another_sweep_is_named_and_changes_the_hashes() {
+        let (planned, _) = plan(LINE, |_| {});
+        assert_eq!(plan(LINE, |_| {}).0.differences(&planned, ["a", "b"]), Vec::<String>::new());
+        let with = |line: &str, change: fn(&mut Row)| {
+            let (other, _) = plan(line, change);
+            assert!(planned.cells.iter().zip(&other.cells).all(|(a, b)| a.cell != b.cell), "{line}");
+            other.differences(&planned, ["now", "then"]).join("; ")
+        };
+        let binary = with(LINE, |row| row.binary_hash = Some("fnv1a64:2".into()));
+        assert_eq!(binary, "binary_hash: fnv1a64:2 now, fnv1a64:1 then");
+        for (column, change) in [
+            ("driver", (|row| row.driver = Some("595".into())) as fn(&mut Row)),
+            ("method", |row| row.method += 1),
+            ("schema", |row| row.schema += 1),
+            ("gpu", |row| row.gpu = Some("another".into())),
+            ("weights_source", |row| row.weights_source = Some("headers:1".into())),
+        ] {
+            assert!(with(LINE, change).starts_with(&format!("{column}: ")), "{column}");
+        }
+        for (flag, words) in [
+            ("--seed 1", "seed: 1 now, 0 then"),
+            ("--output 3", "workload: "),
+            ("--card h100", "card: h100 now, host then"),
+            ("--dtype f32", "dtype: f32 now, bf16 then"),
+            ("--fault extra-buffer", "fault: extra-buffer now, none then"),
+        ] {
+            let named = with(&format!("{LINE} {flag}"), |_| {});
+            assert!(named.contains(words), "{flag}: {named}");
+        }
+        let (more, _) = plan("sweep tiny --device plan --axis chunk=16,64,128 --axis batch=1,2", |_| {});
+        let named = more.differences(&planned, ["now", "then"]).join("; ");
+        assert_eq!(
+            named,
+            "axes: 6 cells, 2 of them only, as tiny host chunk 128 batch 1 depth 0 now, 4 cells, 0 of them only then"
+        );
+        // A plan is the same on any processor; what one computes is not.
+        assert_eq!(plan(LINE, |row| row.cpu = None).0.cells, planned.cells);
+        let cpu = LINE.replace("plan", "cpu");
+        assert_ne!(plan(&cpu, |row| row.cpu = None).0.cells, plan(&cpu, |_| {}).0.cells);
+    }
+
+    #[test]
+    fn jobs_are_the_shard_s_own_and_know_the_rows_taken_over() {
+        let (whole, groups) = plan(LINE, |_| {});
+        let mut ids = Vec::new();
+        for shard in ["1/3", "2/3", "3/3"] {
+            let (part, _) = plan(&format!("{LINE} --out x --shard {shard}"), |_| {});
+            assert_eq!(part.shard.as_deref(), Some(shard));
+            assert!(whole.differences(&part, ["a", "b"]).is_empty());
+            for job in part.jobs(&groups, BTreeMap::new()).remove(0) {
+                assert_eq!(groups[0].cells[job.number], job.cell);
+                ids.push(job.id);
+            }
+        }
+        assert_eq!(ids, whole.cells.iter().map(|cell| cell.cell.clone()).collect::<Vec<_>>());
+        let row = Row { time: "then".into(), ..Row::default() };
+        let jobs = whole.jobs(&groups, BTreeMap::from([(ids[2].clone(), row)])).remove(0);
+        let taken: Vec<bool> = jobs.iter().map(|job| job.taken.is_some()).collect();
+        assert_eq!(taken, [false, false, true, false]);
+    }
 }

@@ -8,6 +8,7 @@ use crate::shard::Shard;
 
 /// How a sweep is run.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct RunArgs {
     /// Go on with the sweep in --out: finished cells are taken over and marked `cached`, the others run. Starts anew where
     /// DIR is empty or not there

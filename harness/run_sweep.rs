@@ -17,6 +17,7 @@ use crate::cli::SweepArgs;
 use crate::edges::{Answer, Question, edge_text, edges};
 use crate::failure::Failure;
 use crate::group::{Group, groups};
+use crate::hold::hold;
 use crate::journal::Journal;
 use crate::out::print;
 use crate::planned::Planned;
@@ -63,15 +64,21 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     };
     let mut templates: Vec<Row> = groups.iter().zip(&sources).map(begin).collect();
     let mut planned = Planned::of(&groups, &templates, args.run.shard)?;
-    let (mut journal, taken) = if args.run.resume && is_begun(&out)? {
+    let going_on = args.run.resume && is_begun(&out)?;
+    if !going_on {
+        Journal::refuse_earlier(&out)?;
+        planned.write(&out)?;
+    }
+    let _held = hold(&out)?;
+    let (mut journal, taken) = if going_on {
         let policy = Policy { keep_failures: args.run.keep_failures, force: args.run.force };
         let Resumed { journal, taken } = resume(&out, &mut planned, policy)?;
         provenance.run.clone_from(&planned.run);
-        templates.iter_mut().for_each(|row| row.run.clone_from(&planned.run));
+        for row in &mut templates {
+            row.run.clone_from(&planned.run);
+        }
         (journal, taken)
     } else {
-        Journal::refuse_earlier(&out)?;
-        planned.write(&out)?;
         (Journal::create(&out)?, BTreeMap::new())
     };
     let resumed = taken.len();
