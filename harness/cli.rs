@@ -8,16 +8,19 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use highwater::device::Arch;
 
+use crate::ab::{AB_HELP, AbArgs};
 use crate::axis::{AxisValues, MAX_BATCH, MAX_CHUNK, MAX_TOKENS, parse_count};
 use crate::bytes::parse_memory;
 use crate::definitions;
 use crate::frontier::STEP_TOKENS;
+use crate::gate::cli::{GATE_HELP, GateArgs};
 use crate::ids::TokenIds;
 use crate::run_args::{MergeArgs, RunArgs};
 use crate::worker::WorkerArgs;
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done (cells that run out of memory are answers, not failures); 1 a cell or the program failed; 2 usage.";
+Exit codes: 0 done (cells that run out of memory are answers, not failures); 1 a cell or the program failed; 2 usage. Of \
+gate and ab also: 3 slower; 4 more memory, or what fitted does not; 5 with --strict, inconclusive or measured otherwise.";
 
 const AXES: &str = "\
 NAME=VALUES with NAME one of chunk, batch, depth, and VALUES a list such as 512,2048,8192, a range such as 512-8192*2, \
@@ -63,6 +66,12 @@ pub(crate) enum Verb {
     Doctor(DoctorArgs),
     /// Time kernels at the real models' shapes, beside what the card can do at most
     Bench(BenchArgs),
+    /// Judge a run by an earlier one: speed by interval, bytes and the OOM frontier exactly
+    #[command(after_long_help = GATE_HELP)]
+    Gate(GateArgs),
+    /// Compare two builds of this program side by side: base, candidate, candidate, base, over and over
+    #[command(after_long_help = AB_HELP)]
+    Ab(AbArgs),
 }
 
 fn sweep_help() -> String {
@@ -417,7 +426,7 @@ pub(crate) enum Rows {
 }
 
 /// A parser whose error is one line: clap prints an error's own text and not its causes.
-fn flat<T>(parse: fn(&str) -> Result<T>) -> impl Fn(&str) -> Result<T, String> + Clone {
+pub(crate) fn flat<T>(parse: fn(&str) -> Result<T>) -> impl Fn(&str) -> Result<T, String> + Clone {
     move |text| parse(text).map_err(|error| format!("{error:#}"))
 }
 
@@ -454,11 +463,11 @@ fn arch(text: &str) -> Result<Arch> {
         .with_context(|| format!("kernels are not written for `{text}`; the archs are {}", names()))
 }
 
-fn positive(text: &str) -> Result<u64> {
+pub(crate) fn positive(text: &str) -> Result<u64> {
     count(text, 1, MAX_TOKENS)
 }
 
-fn chunk(text: &str) -> Result<u64> {
+pub(crate) fn chunk(text: &str) -> Result<u64> {
     count(text, 1, MAX_CHUNK)
 }
 
@@ -466,7 +475,7 @@ fn max_chunk(text: &str) -> Result<u64> {
     count(text, STEP_TOKENS, MAX_CHUNK)
 }
 
-fn batch(text: &str) -> Result<u64> {
+pub(crate) fn batch(text: &str) -> Result<u64> {
     count(text, 1, MAX_BATCH)
 }
 

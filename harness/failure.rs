@@ -6,22 +6,31 @@ use std::process::ExitCode;
 use highwater::error::Error;
 
 /// Exit code of a failed cell or tool.
-const FAILED: u8 = 1;
+pub(crate) const FAILED: u8 = 1;
 /// Exit code of a command line that can never work.
 const USAGE: u8 = 2;
+
+/// Exit code of a speed regression.
+pub(crate) const SLOWER: u8 = 3;
+/// Exit code of a regression of memory or of the OOM frontier.
+pub(crate) const MORE_MEMORY: u8 = 4;
+/// Exit code, where it is asked for, of what could not be decided or was measured under other conditions.
+pub(crate) const UNDECIDED: u8 = 5;
 
 /// A failed verb.
 #[derive(Debug)]
 pub(crate) struct Failure {
     error: anyhow::Error,
     help: Option<String>,
+    /// The exit code, where the error does not decide it.
+    code: Option<u8>,
 }
 
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Failure {
         let error = error.into();
         let help = error.chain().find_map(|cause| advice(cause.downcast_ref::<Error>()?)).map(str::to_owned);
-        Failure { error, help }
+        Failure { error, help, code: None }
     }
 }
 
@@ -31,8 +40,21 @@ impl Failure {
         Error::Request { param: "--axis", what: format!("{error:#}") }.into()
     }
 
-    /// 2 where the request itself is wrong, else 1.
+    /// A verb that did its work and ends with `code` for what it found.
+    pub(crate) fn found(code: u8, what: String) -> Failure {
+        Failure { error: anyhow::Error::msg(what), help: None, code: Some(code) }
+    }
+
+    /// The same with what to do about it.
+    pub(crate) fn with_help(self, help: &str) -> Failure {
+        Failure { help: Some(help.to_owned()), ..self }
+    }
+
+    /// What was found decides; else 2 where the request itself is wrong, else 1.
     pub(crate) fn exit_code(&self) -> ExitCode {
+        if let Some(code) = self.code {
+            return ExitCode::from(code);
+        }
         let usage = self.error.chain().any(|cause| matches!(cause.downcast_ref(), Some(Error::Request { .. })));
         ExitCode::from(if usage { USAGE } else { FAILED })
     }

@@ -7,8 +7,9 @@
 //! `definitions` what the numbers mean. `stats` summarises samples, `provenance` says where they come from, `progress` how
 //! long it takes. `synth` writes a checkpoint and `inspect` says what one holds. `kernels`
 //! compiles every kernel; `doctor` says what this machine can do (`nvml` asks its cards, `calibrate` measures them);
-//! `bench` times kernels. `failure` is how a verb ends when it cannot go on.
+//! `bench` times kernels. `verdict` compares two samples, `gate` two runs, `ab` two builds. `failure` is how a verb ends when it cannot go on.
 
+mod ab;
 mod axis;
 mod bench;
 mod bytes;
@@ -21,6 +22,7 @@ mod doctor;
 mod edges;
 mod failure;
 mod frontier;
+mod gate;
 mod group;
 mod hold;
 mod ids;
@@ -50,6 +52,7 @@ mod sweep;
 mod synth;
 mod table;
 mod target;
+mod verdict;
 mod worker;
 
 use std::io::Write as _;
@@ -92,5 +95,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Verb::Kernels(args) => kernels::kernels(args),
         Verb::Doctor(args) => doctor::doctor(args),
         Verb::Bench(args) => bench::bench(args),
+        Verb::Gate(args) => gate::gate(args),
+        Verb::Ab(args) => ab::ab(args),
     }
 }

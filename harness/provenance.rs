@@ -124,7 +124,8 @@ fn git(tree: &Path) -> (Option<String>, Option<bool>) {
     (sha, dirty)
 }
 
-fn file_hash(path: &Path) -> Option<String> {
+/// FNV-1a, 64 bits, of a file's bytes, as `fnv1a64:<16 hex digits>`; `None` if it cannot be read.
+pub(crate) fn file_hash(path: &Path) -> Option<String> {
     let mut file = std::fs::File::open(path).ok()?;
     let mut hash = Fnv1a::default();
     let mut block = vec![0; 1 << 20];
@@ -137,7 +138,7 @@ fn file_hash(path: &Path) -> Option<String> {
 }
 
 /// The words as a shell would read them back; the first by its file name only.
-fn command_line(words: impl Iterator<Item = String>) -> String {
+pub(crate) fn command_line(words: impl Iterator<Item = String>) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@+%".contains(c);
     let quote = |(at, word): (usize, String)| {
         let word = match Path::new(&word).file_name() {

@@ -107,7 +107,7 @@ impl Draw {
 }
 
 /// The `p`-quantile (0 to 1) of a non-empty ascending sample of finite values.
-fn quantile(sorted: &[f64], p: f64) -> f64 {
+pub(crate) fn quantile(sorted: &[f64], p: f64) -> f64 {
     let position = p * (sorted.len() - 1) as f64;
     let below = position.floor() as usize;
     let above = (below + 1).min(sorted.len() - 1);

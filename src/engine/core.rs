@@ -185,6 +185,15 @@ impl Engine {
         Ok(())
     }
 
+    /// Drops every request, and seeds this fault from the next step on; the parameters and pools stay.
+    pub fn set_fault(&mut self, fault: Option<Fault>) {
+        self.clear();
+        if self.options.fault.and_then(Fault::in_step) != fault.and_then(Fault::in_step) {
+            self.proven.clear();
+        }
+        self.options.fault = fault;
+    }
+
     /// How the slab is divided.
     pub fn sizing(&self) -> &Sizing {
         &self.sizing
@@ -302,9 +311,13 @@ impl Engine {
         let start = Instant::now();
         let ran = self
             .prime(running.saturating_sub(preempted))
-            .and_then(|()| self.runner.run(&plan, self.options.fault, None, probe));
+            .and_then(|()| self.runner.run(&plan, self.options.fault.and_then(Fault::in_step), None, probe));
         if self.options.fault == Some(Fault::SlowKernel) {
-            std::thread::sleep(start.elapsed().mul_f64(0.03));
+            // A sleep is never shorter than the system's timer, which is more than 3 % of a short step.
+            let end = start.elapsed().mul_f64(1.03);
+            while start.elapsed() < end {
+                std::hint::spin_loop();
+            }
         }
         let elapsed = start.elapsed();
         let memory = self.runner.report();

@@ -55,6 +55,11 @@ impl Fault {
         })
     }
 
+    /// The fault, if it changes what a step does; a slow step does the same, in the same captured graph, and then waits.
+    pub(super) fn in_step(self) -> Option<Fault> {
+        Some(self).filter(|fault| *fault != Fault::SlowKernel)
+    }
+
     pub(super) fn head(self) -> Option<HeadFault> {
         match self {
             Fault::FullWindowHead => Some(HeadFault::FullWindow),

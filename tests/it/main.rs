@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout)] // tests print the figures they hold to a bound
 #![allow(clippy::needless_for_each, clippy::precedence, clippy::decimal_bitwise_operands)] // short oracles, hashed seeds
 
+mod ab;
 mod bench;
 mod checkpoint;
 mod cuda;
@@ -9,6 +10,7 @@ mod doctor;
 mod emulator;
 mod engine;
 mod fixture;
+mod gate;
 mod golden;
 mod harness;
 mod incidents;

@@ -1,0 +1,41 @@
+//! `gate`: a run held to an earlier one, what `cargo bench` left to a saved baseline, or this program to itself.
+//!
+//! `runs` reads, `key` matches and says what may be compared, `compare` judges cell by cell with `memory` and `edges`; `next`
+//! is what to run where nothing is concluded, `report` how it all reads and the exit code. `criterion` reads criterion's
+//! files; `self_test` measures how often the verdicts are wrong on this machine, and `rates` how well that is known.
+
+pub(crate) mod cli;
+pub(crate) mod compare;
+pub(crate) mod criterion;
+mod edges;
+pub(crate) mod key;
+pub(crate) mod memory;
+mod next;
+mod rates;
+pub(crate) mod report;
+pub(crate) mod runs;
+mod self_test;
+
+#[cfg(test)]
+mod noise;
+
+use self::cli::GateArgs;
+use self::compare::Terms;
+use self::runs::Run;
+use crate::failure::Failure;
+
+/// `gate`.
+pub(crate) fn gate(args: &GateArgs) -> Result<(), Failure> {
+    let report = match (&args.baseline, &args.candidate, &args.criterion, args.self_test) {
+        (_, _, _, Some(comparisons)) => return self_test::self_test(args, comparisons),
+        (_, _, Some(folder), _) => criterion::gate(folder, &args.saved, args.threshold, args.strict, args.subset)?,
+        (Some(baseline), Some(candidate), ..) => {
+            let terms =
+                Terms { threshold: args.threshold, strict: args.strict, force: args.force, subset: args.subset };
+            let baseline = Run::read(baseline)?.as_baseline()?;
+            compare::compare(&baseline, &Run::read(candidate)?, terms)?
+        }
+        _ => return Err(Failure::usage(&anyhow::anyhow!("gate takes a baseline and a candidate"))),
+    };
+    report.end(args.json, args.markdown.as_deref())
+}

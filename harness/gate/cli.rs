@@ -1,0 +1,184 @@
+//! The command line of `gate`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use crate::axis::{MAX_TOKENS, parse_count};
+use crate::cli::{Numerics, Target, batch, chunk, flat, positive};
+
+/// What follows the flags in `gate --help`.
+pub(crate) const GATE_HELP: &str = "\
+Verdicts: SLOWER and FASTER where the interval of the ratio of medians (99.8 %, bootstrap) does not hold 1 and the effect is \
+over the threshold and over an absolute floor (2 us of a step or of a kernel called by itself, 50 ns of a criterion call); \
+SAME where the interval lies within them and is known to +-1 % or better; INCONCLUSIVE otherwise, with the next command to \
+run. At least 8 repetitions on either side are needed.
+
+Bytes and the OOM frontier are exact: any growth is a regression. A cell that gains memory and loses speed, or the reverse, \
+is named a trade. To accept a change, copy the candidate's folder over the baseline's: there is no other blessing.
+
+Exit codes: 0 nothing is worse; 1 a cell failed or is missing, or the runs cannot be compared; 2 usage; 3 slower; 4 more \
+memory, or a cell that fitted and does not now (before 3, and both before 1); 5 with --strict: something is inconclusive, or \
+the runs' cards, drivers or methods differ.";
+
+/// `gate`.
+#[derive(Debug, Args)]
+pub(crate) struct GateArgs {
+    /// The run to hold to: a folder of `sweep --out`, or its sweep.jsonl or sweep.csv
+    #[arg(required_unless_present_any = ["criterion", "self_test"], conflicts_with_all = ["criterion", "self_test"])]
+    pub(crate) baseline: Option<PathBuf>,
+    /// The run to judge
+    #[arg(required_unless_present_any = ["criterion", "self_test"])]
+    pub(crate) candidate: Option<PathBuf>,
+    /// Judge what `cargo bench` left in this folder (target/criterion), which ends with 0 whatever it finds
+    #[arg(long, value_name = "DIR", conflicts_with = "self_test")]
+    pub(crate) criterion: Option<PathBuf>,
+    /// The saved baseline of criterion, as `cargo bench -- --save-baseline NAME` names it
+    #[arg(long = "baseline", id = "saved", value_name = "NAME", requires = "criterion", default_value = "base")]
+    pub(crate) saved: String,
+    /// Effects up to this are no regression
+    #[arg(long, value_name = "PERCENT", value_parser = flat(percent), default_value = "1%")]
+    pub(crate) threshold: f64,
+    /// End with 5 where something is inconclusive or was measured otherwise
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// Compare runs of different cards, drivers or methods all the same
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// The candidate holds some of the baseline's cells: those it lacks are no failures
+    #[arg(long)]
+    pub(crate) subset: bool,
+    /// Write the table and the findings as Markdown too
+    #[arg(long, value_name = "FILE")]
+    pub(crate) markdown: Option<PathBuf>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Judge this program on this machine: N comparisons of one build with itself and N with a seeded slowdown of 3 %,
+    /// interleaved, and the bytes of each; writes self-test.csv and self-test.json
+    #[arg(long, value_name = "N", value_parser = flat(comparisons))]
+    pub(crate) self_test: Option<usize>,
+    #[command(flatten)]
+    pub(crate) probe: ProbeArgs,
+}
+
+/// The cell of a self-test.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Self-test")]
+pub(crate) struct ProbeArgs {
+    /// A checkpoint folder, or GEOMETRY[:layers=N][@RECIPE]
+    #[arg(long, value_name = "MODEL", default_value = "tiny@bf16", requires = "self_test")]
+    pub(crate) model: String,
+    /// Prefill token budget of a step
+    #[arg(long, value_name = "TOKENS", value_parser = flat(chunk), default_value = "64", requires = "self_test")]
+    pub(crate) chunk: u64,
+    /// Sequences
+    #[arg(long, value_name = "N", value_parser = flat(batch), default_value = "1", requires = "self_test")]
+    pub(crate) batch: u64,
+    /// Tokens of each sequence already in the cache
+    #[arg(long, value_name = "TOKENS", value_parser = flat(depth), default_value = "0", requires = "self_test")]
+    pub(crate) depth: u64,
+    /// Prompt tokens of each sequence [default: the chunk]
+    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), requires = "self_test")]
+    pub(crate) prompt: Option<u64>,
+    /// Tokens each sequence generates
+    #[arg(long, value_name = "TOKENS", value_parser = flat(outputs), default_value = "16", requires = "self_test")]
+    pub(crate) output: u64,
+    /// Repetitions on either side of a comparison
+    #[arg(long, value_name = "N", value_parser = flat(repetitions), default_value = "12", requires = "self_test")]
+    pub(crate) repetitions: usize,
+    /// Folder of the self-test's files [default: highwater-out/RUN]
+    #[arg(long, value_name = "DIR", requires = "self_test")]
+    pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) numerics: Numerics,
+}
+
+/// `1%` as 0.01.
+pub(crate) fn percent(text: &str) -> Result<f64> {
+    let number = text.trim().strip_suffix('%').with_context(|| format!("`{text}` is no percentage such as 1%"))?;
+    let value: f64 = number.trim().parse().ok().with_context(|| format!("`{text}` is no percentage such as 1%"))?;
+    ensure!(value.is_finite() && (0.0..=100.0).contains(&value), "{text} is outside 0% to 100%");
+    Ok(value / 100.0)
+}
+
+fn within(text: &str, least: u64, most: u64) -> Result<u64> {
+    let value = parse_count(text)?;
+    ensure!((least..=most).contains(&value), "{value} is outside {least} to {most}");
+    Ok(value)
+}
+
+fn comparisons(text: &str) -> Result<usize> {
+    within(text, 1, 10_000).map(|n| n as usize)
+}
+
+fn repetitions(text: &str) -> Result<usize> {
+    within(text, crate::verdict::LEAST_SAMPLES as u64, 1000).map(|n| n as usize)
+}
+
+/// Two tokens at least: the first is the prefill's.
+fn outputs(text: &str) -> Result<u64> {
+    within(text, 2, MAX_TOKENS)
+}
+
+fn depth(text: &str) -> Result<u64> {
+    within(text, 0, MAX_TOKENS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Verb};
+    use clap::Parser as _;
+
+    fn parse(line: &str) -> Result<GateArgs, clap::Error> {
+        let words = std::iter::once("highwater").chain(line.split_whitespace());
+        match Cli::try_parse_from(words)?.verb {
+            Verb::Gate(args) => Ok(args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_three_forms_are_told_apart() {
+        let runs = parse("gate a b --threshold 2.5% --strict").unwrap();
+        assert_eq!((runs.threshold, runs.strict, runs.candidate.is_some()), (0.025, true, true));
+        let criterion = parse("gate --criterion target/criterion").unwrap();
+        assert_eq!((criterion.saved.as_str(), criterion.baseline), ("base", None));
+        let probe = parse("gate --self-test 20 --device cpu --model tiny --repetitions 8").unwrap();
+        assert_eq!((probe.self_test, probe.probe.repetitions), (Some(20), 8));
+        for line in [
+            "gate",
+            "gate a",
+            "gate a b --criterion c",
+            "gate a b --self-test 3",
+            "gate a b --model tiny",
+            "gate --criterion c --self-test 3",
+            "gate a b --threshold 1",
+            "gate a b --threshold -1%",
+            "gate a b --threshold NaN%",
+            "gate --self-test 0",
+            "gate --self-test 9 --repetitions 7",
+            "gate --self-test 9 --output 1",
+        ] {
+            assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_help_names_the_numbers_of_the_verdicts() {
+        use crate::verdict::{LEAST_SAMPLES, LEVEL, MOST_HALF_WIDTH, STEP_FLOOR_MS};
+        for text in [
+            format!("{} %, bootstrap", LEVEL * 100.0),
+            format!("+-{} %", MOST_HALF_WIDTH * 100.0),
+            format!("least {LEAST_SAMPLES} repetitions"),
+            format!("{} us of a step", STEP_FLOOR_MS * 1e3),
+            format!("{} ns of a criterion call", crate::gate::criterion::FLOOR_NS),
+        ] {
+            assert!(GATE_HELP.contains(&text), "{text}");
+        }
+    }
+}

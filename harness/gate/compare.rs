@@ -1,0 +1,342 @@
+//! Two runs, cell by cell: which cells are the same, whether they may be compared, and what became of each.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::failure::{FAILED, Failure, UNDECIDED};
+use crate::gate::edges::{Edge, edges};
+use crate::gate::key::{Difference, Key, differences};
+use crate::gate::memory::Memory;
+use crate::gate::next;
+use crate::gate::report::{Bytes, Kind, Report};
+use crate::gate::runs::{Run, passes};
+use crate::provenance::command_line;
+use crate::record::Row;
+use crate::status::Status;
+use crate::verdict::{Comparison, LEAST_SAMPLES, Rule, Verdict};
+
+/// The seed of every interval: the same rows give the same answer.
+const SEED: u64 = 1;
+
+/// What is timed of a cell.
+pub(crate) const METRICS: [&str; 2] = ["prefill", "TPOT"];
+
+/// A row's times of one of [`METRICS`], in ms, one for each repetition.
+pub(crate) fn samples(row: &Row, metric: &str) -> Vec<f64> {
+    if metric == METRICS[0] { row.prefill_samples_ms.clone() } else { passes(row) }
+}
+
+/// How runs are compared.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    /// Effects up to this are no regression.
+    pub(crate) threshold: f64,
+    /// Whether what is undecided ends with a code of its own.
+    pub(crate) strict: bool,
+    /// Whether runs of other conditions are compared.
+    pub(crate) force: bool,
+    /// Whether the candidate may lack cells.
+    pub(crate) subset: bool,
+}
+
+/// A cell of both runs.
+struct Pair<'a> {
+    key: &'a Key,
+    name: String,
+    base: &'a Row,
+    candidate: &'a Row,
+}
+
+/// Comparisons of a cell's times that were made elsewhere: by cell and metric.
+pub(crate) type Times<'a> = &'a dyn Fn(&Key, &'static str) -> Option<Result<Comparison, String>>;
+
+/// Holds `candidate` to `base`. An error is a comparison that is refused.
+pub(crate) fn compare(base: &Run, candidate: &Run, terms: Terms) -> Result<Report, Failure> {
+    compare_with(base, candidate, terms, None)
+}
+
+/// As [`compare`], with times compared by `times` where it is given: the function, and the next command for what it leaves
+/// undecided.
+pub(crate) fn compare_with(
+    base: &Run,
+    candidate: &Run,
+    terms: Terms,
+    times: Option<(Times, &str)>,
+) -> Result<Report, Failure> {
+    let (from, to) = (base.path.display().to_string(), candidate.path.display().to_string());
+    let mut report = Report::new(from, to, terms.threshold, terms.strict);
+    let mut matched = matches(base, candidate, &[]);
+    if matched.pairs.is_empty() {
+        // Perhaps the same cells on another card: then it is the card that differs, and not every cell.
+        matched = matches(base, candidate, &["card", "vram"]);
+    }
+    let pairs: Vec<Pair> = matched
+        .pairs
+        .iter()
+        .map(|(b, c)| {
+            let (key, base) = &base.rows[*b];
+            Pair { key, name: key.to_string(), base, candidate: &candidate.rows[*c].1 }
+        })
+        .collect();
+    conditions(&pairs, terms, &mut report)?;
+    for note in base.notes.iter().chain(&candidate.notes) {
+        report.find(Kind::Note, None, note, None);
+    }
+    let missing = matched.only_base.iter().map(|at| &base.rows[*at]).filter(|(_, row)| !row.status.is_failure());
+    for (key, row) in missing {
+        let kind = if terms.subset { Kind::Note } else { Kind::Missing };
+        let text = format!("{} in the baseline and not in the candidate", row.status.name());
+        report.find(kind, Some(&key.to_string()), text, None);
+    }
+    for (key, row) in matched.only_candidate.iter().map(|at| &candidate.rows[*at]) {
+        let kind = if row.status.is_failure() { Kind::Failure } else { Kind::Note };
+        report.find(kind, Some(&key.to_string()), format!("{}, and not in the baseline", ended(row)), None);
+    }
+    report.cells = pairs.len();
+    for (number, pair) in pairs.iter().enumerate() {
+        Judged { pair, number: number + 1, base, candidate, terms, times }.judge(&mut report);
+    }
+    report.frontier = edges(pairs.iter().map(|pair| (pair.key, pair.base, pair.candidate)));
+    for edge in report.frontier.clone().iter().filter(|edge| edge.lost()) {
+        report.find(Kind::FrontierRegression, None, edge_text(edge), None);
+    }
+    Ok(report)
+}
+
+fn edge_text(edge: &Edge) -> String {
+    format!("the frontier moved: {}", edge.line())
+}
+
+/// Rows of the two runs that are the same cell, by place, and those without a twin.
+struct Matched {
+    pairs: Vec<(usize, usize)>,
+    only_base: Vec<usize>,
+    only_candidate: Vec<usize>,
+}
+
+/// Matches cells, these parts of their keys left out.
+fn matches(base: &Run, candidate: &Run, without: &[&str]) -> Matched {
+    let keys = |run: &Run| run.rows.iter().map(|(key, _)| key.without(without)).collect::<Vec<Key>>();
+    let (base, candidate) = (keys(base), keys(candidate));
+    let mut buckets: HashMap<String, Vec<usize>> = HashMap::new();
+    for (at, key) in candidate.iter().enumerate() {
+        buckets.entry(key.bucket()).or_default().push(at);
+    }
+    let mut used = vec![false; candidate.len()];
+    let mut found = Matched { pairs: Vec::new(), only_base: Vec::new(), only_candidate: Vec::new() };
+    for (at, key) in base.iter().enumerate() {
+        let free = buckets.get(&key.bucket()).into_iter().flatten().copied();
+        let twins = free.filter(|twin| !used[*twin] && key.matches(&candidate[*twin]));
+        match twins.max_by_key(|twin| (key.agreement(&candidate[*twin]), std::cmp::Reverse(*twin))) {
+            Some(twin) => {
+                used[twin] = true;
+                found.pairs.push((at, twin));
+            }
+            None => found.only_base.push(at),
+        }
+    }
+    found.only_candidate = (0..candidate.len()).filter(|at| !used[*at]).collect();
+    found
+}
+
+/// Refuses runs that have no cell in common, and without `--force` those measured under other conditions.
+fn conditions(pairs: &[Pair], terms: Terms, report: &mut Report) -> Result<(), Failure> {
+    let mut different: BTreeMap<Difference, usize> = BTreeMap::new();
+    for difference in pairs.iter().flat_map(|pair| differences(pair.base, pair.candidate)) {
+        *different.entry(difference).or_default() += 1;
+    }
+    let (from, to) = (&report.baseline, &report.candidate);
+    if pairs.is_empty() {
+        return Err(Failure::found(FAILED, format!("{from} and {to} have no cell in common")));
+    }
+    let listed: Vec<String> = different.iter().map(|(difference, n)| format!("{difference} ({n} cells)")).collect();
+    if !listed.is_empty() && !terms.force {
+        let code = if terms.strict { UNDECIDED } else { FAILED };
+        let what = format!("{from} and {to} were not measured alike: {}", listed.join("; "));
+        let help = "take a baseline of the same card, driver and method, or say --force to compare them all the same";
+        return Err(Failure::found(code, what).with_help(help));
+    }
+    for text in listed {
+        report.find(Kind::Environment, None, text, None);
+    }
+    Ok(())
+}
+
+/// How a cell ended, in a few words.
+fn ended(row: &Row) -> String {
+    let name = row.status.name();
+    match row.detail.as_deref().and_then(|detail| detail.lines().next()) {
+        Some(detail) if row.status != Status::Ok => format!("{name} ({detail})"),
+        _ => name.to_owned(),
+    }
+}
+
+/// A pair with what it is judged by.
+struct Judged<'a> {
+    pair: &'a Pair<'a>,
+    number: usize,
+    base: &'a Run,
+    candidate: &'a Run,
+    terms: Terms,
+    times: Option<(Times<'a>, &'a str)>,
+}
+
+impl Judged<'_> {
+    fn judge(&self, report: &mut Report) {
+        let Pair { name, base, candidate, .. } = self.pair;
+        if let Some(fault) = &candidate.fault {
+            report.find(Kind::Note, Some(name), format!("the candidate was measured with --fault {fault}"), None);
+        }
+        let (before, after) = (base.status, candidate.status);
+        match (before, after) {
+            (_, after) if after.is_failure() => report.find(Kind::Failure, Some(name), ended(candidate), None),
+            (before, _) if before.is_failure() => {
+                let text = format!("{} now; the baseline has no answer: {}", ended(candidate), ended(base));
+                report.find(Kind::Note, Some(name), text, None);
+            }
+            (Status::Ok, Status::Ok) => self.both_ran(report),
+            (Status::Ok, after) if after.is_oom() => {
+                report.find(Kind::FrontierRegression, Some(name), format!("ok before, now {}", ended(candidate)), None);
+            }
+            (Status::Ok, _) => {
+                report.find(Kind::Failure, Some(name), format!("ok before, now {}", ended(candidate)), None);
+            }
+            (before, Status::Ok) if before.is_oom() => {
+                report.find(Kind::Better, Some(name), format!("{} before, fits now", before.name()), None);
+            }
+            (before, after) if before.is_oom() && after.is_oom() => {}
+            (before, after) if before != after => {
+                report.find(
+                    Kind::Note,
+                    Some(name),
+                    format!("{} before, now {}", before.name(), ended(candidate)),
+                    None,
+                );
+            }
+            _ => {}
+        }
+    }
+
+    fn both_ran(&self, report: &mut Report) {
+        let Pair { name, base, candidate, .. } = self.pair;
+        let memory = Memory::of(base, candidate);
+        if memory.grew() {
+            report.find(Kind::MemoryRegression, Some(name), memory.line(), None);
+        } else if memory.shrank() {
+            report.find(Kind::Better, Some(name), format!("less memory: {}", memory.line()), None);
+        }
+        if !memory.silent.is_empty() {
+            let text = format!("the candidate does not say its bytes of {}", memory.silent.join(", "));
+            report.find(Kind::Failure, Some(name), text, None);
+        }
+        let total = |row: &Row| row.resident_bytes.unwrap_or(0).saturating_add(row.transient_peak_bytes.unwrap_or(0));
+        let bytes = (total(base), total(candidate));
+        let first = report.compared.len();
+        self.speed(report);
+        let speeds = &report.compared[first..];
+        if let Some(trade) = trade(&memory, speeds.iter().map(|s| (s.metric, s.comparison.verdict))) {
+            report.find(Kind::Trade, Some(name), trade, None);
+        }
+        report.bytes.push(Bytes { cell: name.clone(), baseline: bytes.0, candidate: bytes.1, memory });
+    }
+
+    fn speed(&self, report: &mut Report) {
+        let Pair { name, base, candidate, .. } = self.pair;
+        if candidate.checked == Some(false) {
+            let text = "its repetitions did not generate the same tokens: the results are wrong, and so is the speed";
+            report.find(Kind::Failure, Some(name), text, None);
+            return;
+        }
+        if base.device == "plan" {
+            return;
+        }
+        if let Some((times, next)) = self.times {
+            for metric in METRICS {
+                let next = || Some(next.to_owned());
+                match times(self.pair.key, metric) {
+                    Some(Ok(comparison)) => report.compare(name, metric, "ms", comparison, |_| next()),
+                    Some(Err(why)) => report.find(Kind::Inconclusive, Some(name), format!("{metric}: {why}"), next()),
+                    None => {}
+                }
+            }
+            return;
+        }
+        let unfit = |row: &Row| match (&row.dirty, row.checked) {
+            (Some(dirty), _) => Some(format!("is dirty ({dirty})")),
+            (None, Some(true)) => None,
+            (None, _) => Some("passed no correctness check".to_owned()),
+        };
+        for (row, whose) in [(*base, "baseline"), (*candidate, "candidate")] {
+            if let Some(why) = unfit(row) {
+                let text = format!("times are not compared: the {whose} {why}");
+                let next = self.next(whose == "baseline", None);
+                report.find(Kind::Inconclusive, Some(name), text, next);
+                return;
+            }
+        }
+        for metric in METRICS {
+            let (before, after) = (samples(base, metric), samples(candidate, metric));
+            if before.is_empty() && after.is_empty() {
+                continue;
+            }
+            match Comparison::of(&before, &after, Rule::of_steps(self.terms.threshold), SEED) {
+                Ok(comparison) => report.compare(name, metric, "ms", comparison, |comparison| {
+                    self.next(rather_the_baseline(&before, &after), Some(comparison))
+                }),
+                Err(why) => {
+                    let next = self.next(before.is_empty(), None);
+                    report.find(Kind::Inconclusive, Some(name), format!("{metric}: {why}"), next);
+                }
+            }
+        }
+    }
+
+    /// The command that measures the cell again, in the baseline or the candidate, and the one that compares then.
+    fn next(&self, baseline: bool, comparison: Option<&Comparison>) -> Option<String> {
+        let (row, run) = if baseline { (self.pair.base, self.base) } else { (self.pair.candidate, self.candidate) };
+        let folder = next::fresh(&run.path, self.number);
+        let sweep = next::sweep(row, &folder, |had| next::seconds(had, comparison))?;
+        let (from, to) = (self.base.path.display().to_string(), self.candidate.path.display().to_string());
+        let again = folder.display().to_string();
+        let (from, to) = if baseline { (again, to) } else { (from, again) };
+        let words = ["highwater", "gate", from.as_str(), to.as_str(), "--subset"].map(str::to_owned);
+        Some(format!("{sweep} && {}", command_line(words.into_iter())))
+    }
+}
+
+/// Whether it is the baseline that has to be measured again: it has too few samples, or is the wider of the two.
+fn rather_the_baseline(base: &[f64], candidate: &[f64]) -> bool {
+    let width = |sample: &[f64]| {
+        let interval = crate::stats::Interval::of_median(sample, 0.95, SEED)?;
+        Some(interval.high / interval.low)
+    };
+    if base.len().min(candidate.len()) < LEAST_SAMPLES {
+        return base.len() < candidate.len().min(LEAST_SAMPLES);
+    }
+    width(base) > width(candidate)
+}
+
+/// What was gained for what on one cell, where something was.
+pub(crate) fn trade<'a>(memory: &Memory, speeds: impl Iterator<Item = (&'a str, Verdict)>) -> Option<String> {
+    let (mut gained, mut lost) = (Vec::new(), Vec::new());
+    if memory.grew() {
+        lost.push("memory");
+        if memory.parts.iter().any(|part| part.candidate < part.baseline) {
+            gained.push("memory of another part");
+        }
+    } else if memory.shrank() {
+        gained.push("memory");
+    }
+    for (metric, verdict) in speeds {
+        match verdict {
+            Verdict::Faster => gained.push(metric),
+            Verdict::Slower => lost.push(metric),
+            Verdict::Same | Verdict::Inconclusive => {}
+        }
+    }
+    let traded = !gained.is_empty() && !lost.is_empty();
+    traded.then(|| format!("gains {} and loses {}", gained.join(" and "), lost.join(" and ")))
+}
+
+#[cfg(test)]
+#[path = "compare_tests.rs"]
+mod tests;

@@ -1,0 +1,173 @@
+//! Tests of `compare`: what each pair of rows is found to be, and the exit code of it.
+
+use std::path::Path;
+
+use super::*;
+use crate::owners::Owner;
+use crate::record::tests::ok_row;
+
+const TERMS: Terms = Terms { threshold: 0.01, strict: false, force: false, subset: false };
+
+/// A row that may be a speed baseline: twelve repetitions of 10 ms and 100 ms, a tenth of a percent apart.
+fn row(chunk: u64) -> Row {
+    let around = |ms: f64| (0..12).map(|i| ms * (1.0 + 0.0001 * f64::from(i * 5 % 12))).collect::<Vec<f64>>();
+    Row {
+        model: "tiny".into(),
+        checked: Some(true),
+        prefill_samples_ms: around(100.0),
+        tpot_passes_ms: around(10.0),
+        argv: "highwater sweep tiny --axis chunk=64,128".into(),
+        ..ok_row(chunk, 1, 64)
+    }
+}
+
+fn run(rows: Vec<Row>) -> Run {
+    Run::of(Path::new("run"), rows, Vec::new()).unwrap()
+}
+
+fn slower(row: &Row, by: f64) -> Row {
+    Row { tpot_passes_ms: row.tpot_passes_ms.iter().map(|ms| ms * by).collect(), ..row.clone() }
+}
+
+fn larger(row: &Row, by: u64, tag: &str) -> Row {
+    let mut row = row.clone();
+    row.transient_peak_bytes = row.transient_peak_bytes.map(|bytes| bytes + by);
+    row.slab_bytes = row.slab_bytes.map(|bytes| bytes + by);
+    row.owners.push(Owner { tag: tag.into(), bytes: by });
+    row
+}
+
+fn oom(row: &Row) -> Row {
+    let mut row = Row { kv_tokens: None, ..row.clone() };
+    row.set_status(Status::OomPredicted, "logits needs 9 B\nmore");
+    row
+}
+
+fn judge(base: Vec<Row>, candidate: Vec<Row>, terms: Terms) -> Report {
+    compare(&run(base), &run(candidate), terms).unwrap_or_else(|failure| panic!("{}", failure.render()))
+}
+
+fn kinds(report: &Report) -> Vec<Kind> {
+    report.findings.iter().map(|finding| finding.kind).collect()
+}
+
+#[test]
+fn equal_runs_find_nothing() {
+    let report = judge(vec![row(64), row(128)], vec![row(64), row(128)], Terms { strict: true, ..TERMS });
+    assert_eq!((kinds(&report), report.exit_code(), report.cells), (vec![], 0, 2));
+    assert!(report.compared.iter().all(|compared| compared.comparison.verdict == Verdict::Same));
+    assert_eq!(report.compared.len(), 4);
+}
+
+#[test]
+fn each_change_is_found_as_what_it_is() {
+    let base = row(64);
+    for (candidate, found, code) in [
+        (slower(&base, 1.03), vec![Kind::SpeedRegression], 3),
+        (slower(&base, 0.97), vec![Kind::Better], 0),
+        (larger(&base, 1, "x"), vec![Kind::MemoryRegression], 4),
+        (oom(&base), vec![Kind::FrontierRegression, Kind::FrontierRegression], 4),
+        (larger(&slower(&base, 0.97), 1, "x"), vec![Kind::MemoryRegression, Kind::Better, Kind::Trade], 4),
+        (larger(&slower(&base, 1.03), 1, "x"), vec![Kind::MemoryRegression, Kind::SpeedRegression], 4),
+        (Row { checked: Some(false), ..base.clone() }, vec![Kind::Failure], 1),
+        (Row { checked: None, ..base.clone() }, vec![Kind::Inconclusive], 0),
+        (Row { dirty: Some("throttled".into()), ..base.clone() }, vec![Kind::Inconclusive], 0),
+        (Row { fault: Some("slow-kernel".into()), ..base.clone() }, vec![Kind::Note], 0),
+        (Row { kv_bytes: None, ..base.clone() }, vec![Kind::Failure], 1),
+    ] {
+        let report = judge(vec![base.clone()], vec![candidate], TERMS);
+        assert_eq!((kinds(&report), report.exit_code()), (found, code), "{}", report.text());
+    }
+    // The other way round: bytes saved for time.
+    let report = judge(vec![larger(&base, 8, "x")], vec![slower(&base, 1.03)], TERMS);
+    assert_eq!(kinds(&report), [Kind::Better, Kind::SpeedRegression, Kind::Trade]);
+    assert!(report.text().contains("TRADE: tiny@bf16 cpu host chunk 64 batch 1 depth 0: gains memory and loses TPOT"));
+}
+
+#[test]
+fn growth_names_its_owner_in_one_line() {
+    let report = judge(vec![row(64)], vec![larger(&row(64), 12 << 20, "decode.extra")], TERMS);
+    let text = report.text();
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("decode.extra")).collect();
+    assert_eq!(lines.len(), 1, "{text}");
+    assert!(
+        lines[0].starts_with("MORE MEMORY: ") && lines[0].ends_with("by owner at the peak: `decode.extra` +12.0 MiB")
+    );
+}
+
+#[test]
+fn a_cell_that_fits_now_is_better_and_two_refusals_are_equal() {
+    let report = judge(vec![oom(&row(64)), oom(&row(128))], vec![row(64), oom(&row(128))], TERMS);
+    assert_eq!((kinds(&report), report.exit_code()), (vec![Kind::Better], 0));
+    assert_eq!((report.frontier[0].baseline, report.frontier[0].candidate), (None, Some(64)));
+}
+
+#[test]
+fn failures_and_missing_cells_are_no_pass() {
+    let mut lost = row(128);
+    lost.set_status(Status::Lost, "killed");
+    let report = judge(vec![row(64), row(128)], vec![row(64), lost.clone()], TERMS);
+    assert_eq!((kinds(&report), report.exit_code()), (vec![Kind::Failure], 1));
+    let report = judge(vec![row(64), row(128)], vec![row(64)], TERMS);
+    assert_eq!((kinds(&report), report.exit_code()), (vec![Kind::Missing], 1));
+    let report = judge(vec![row(64), row(128)], vec![row(64)], Terms { subset: true, ..TERMS });
+    assert_eq!((kinds(&report), report.exit_code()), (vec![Kind::Note], 0));
+    // A failure of the baseline is nobody's regression; a new cell that failed is the candidate's.
+    let report = judge(vec![row(64), lost.clone()], vec![row(64), row(128)], TERMS);
+    assert_eq!((kinds(&report), report.exit_code()), (vec![Kind::Note], 0));
+    let report = judge(vec![row(64)], vec![row(64), lost], TERMS);
+    assert_eq!((kinds(&report), report.exit_code()), (vec![Kind::Failure], 1));
+    let mut unsupported = row(64);
+    unsupported.set_status(Status::Unsupported, "fp8");
+    let report = judge(vec![row(64)], vec![unsupported], TERMS);
+    assert_eq!((kinds(&report), report.exit_code()), (vec![Kind::Failure], 1));
+}
+
+#[test]
+fn other_conditions_are_refused_by_name_unless_forced() {
+    let other = Row { method: 9, cores: Some(3), ..row(64) };
+    let refuse = |strict: bool| {
+        compare(&run(vec![row(64)]), &run(vec![other.clone()]), Terms { strict, ..TERMS }).expect_err("refused")
+    };
+    let text = refuse(false).render();
+    assert!(
+        text.contains("method: 1 in the baseline, 9") && text.contains("cores: not said in the baseline, 3"),
+        "{text}"
+    );
+    assert!(text.contains("help: ") && text.contains("--force"));
+    let forced = judge(vec![row(64)], vec![other], Terms { force: true, strict: true, ..TERMS });
+    assert_eq!((kinds(&forced), forced.exit_code()), (vec![Kind::Environment; 2], 5));
+    let card = |name: &str, vram| vec![Row { card: name.into(), vram_bytes: Some(vram), ..row(64) }];
+    let refused = compare(&run(card("h100", 80)), &run(card("h200", 141)), TERMS).expect_err("refused").render();
+    assert!(refused.contains("card: h100 in the baseline, h200 in the candidate"), "{refused}");
+    let forced = judge(card("h100", 80), card("h200", 141), Terms { force: true, ..TERMS });
+    assert_eq!((forced.cells, forced.exit_code()), (1, 0));
+    let nothing = compare(&run(vec![row(64)]), &run(vec![row(128)]), TERMS).expect_err("refused").render();
+    assert!(nothing.contains("no cell in common"), "{nothing}");
+}
+
+#[test]
+fn few_samples_ask_for_the_run_that_lacks_them() {
+    let few = Row { tpot_passes_ms: vec![10.0; 3], ..row(64) };
+    let next = |base: &Row, candidate: &Row| {
+        let report = judge(vec![base.clone()], vec![candidate.clone()], TERMS);
+        assert_eq!(kinds(&report), [Kind::Inconclusive]);
+        report.findings[0].next.clone().unwrap()
+    };
+    let cell = "highwater sweep tiny --axis chunk=64 --axis batch=1 --axis depth=0 --cell-seconds 40 --out run-again-1";
+    assert_eq!(next(&row(64), &few), format!("{cell} && highwater gate run run-again-1 --subset"));
+    assert_eq!(next(&few, &row(64)), format!("{cell} && highwater gate run-again-1 run --subset"));
+}
+
+#[test]
+fn a_baseline_without_a_check_or_without_samples_is_no_speed_baseline() {
+    for base in [Row { checked: None, ..row(64) }, Row { dirty: Some("company".into()), ..row(64) }] {
+        let report = judge(vec![base], vec![slower(&row(64), 2.0)], Terms { strict: true, ..TERMS });
+        assert_eq!((kinds(&report), report.exit_code()), (vec![Kind::Inconclusive], 5));
+        assert!(report.text().contains("times are not compared: the baseline"), "{}", report.text());
+    }
+    let csv = Row { tpot_passes_ms: vec![], prefill_samples_ms: vec![], tpot_samples_ms: vec![], ..row(64) };
+    let report = judge(vec![csv], vec![row(64)], TERMS);
+    assert_eq!(kinds(&report), [Kind::Inconclusive; 2]);
+    assert!(report.text().contains("TPOT: the baseline holds no times"), "{}", report.text());
+}

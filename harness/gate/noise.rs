@@ -1,0 +1,135 @@
+//! How often the verdicts are wrong, on samples of real runs: the decode steps of an H200 in `results/h200`, and of a shared
+//! two-core machine in `tests/fixtures/noise`. A run is drawn from a set as a run is made: repetitions, each all of one kept
+//! repetition's steps drawn anew, so that what differs between repetitions and what differs between steps are both in it.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::gate::compare::samples;
+use crate::gate::runs::Run;
+use crate::stats::{Draw, Summary};
+use crate::verdict::{Comparison, MOST_HALF_WIDTH, Rule, Verdict};
+
+/// The default of `--threshold`.
+const THRESHOLD: f64 = 0.01;
+/// Comparisons of a thing with itself, of which at most one may be a verdict.
+const EQUAL: usize = 200;
+/// Comparisons with a slowdown of 3 %, of which 95 must be found.
+const SLOWED: usize = 100;
+
+/// Steps of the repetitions of one cell, in ms.
+#[derive(Debug, Deserialize)]
+struct Set {
+    name: String,
+    repetitions: Vec<Vec<f64>>,
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every cell of `results/h200` that decoded for more than a few steps.
+fn of_a_card() -> Vec<Set> {
+    let mut sets = Vec::new();
+    let mut folders: Vec<_> =
+        std::fs::read_dir(root().join("results/h200")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    for folder in folders.iter().filter(|folder| folder.join("sweep.jsonl").is_file()) {
+        for (key, row) in Run::read(folder).unwrap().rows {
+            let (steps, count) = (&row.tpot_samples_ms, row.prefill_samples_ms.len());
+            if count > 0 && steps.len() >= 10 * count {
+                assert_eq!(samples(&row, "TPOT").len(), count);
+                let repetitions = steps.chunks(steps.len() / count).map(<[f64]>::to_vec).collect();
+                sets.push(Set { name: key.to_string(), repetitions });
+            }
+        }
+    }
+    assert!(sets.len() >= 15, "{}", sets.len());
+    sets
+}
+
+/// The sets of this kind of machine.
+fn of_a_processor() -> Vec<Set> {
+    let text = std::fs::read_to_string(root().join("tests/fixtures/noise/cpu.json")).unwrap();
+    let sets: Vec<Set> = serde_json::from_str(&text).unwrap();
+    assert!(!sets.is_empty() && sets.iter().all(|set| set.repetitions.len() >= 20));
+    sets
+}
+
+/// The median step of each repetition of a run, times `slower`.
+fn run(set: &Set, repetitions: usize, slower: f64, draw: &mut Draw) -> Vec<f64> {
+    let one = |draw: &mut Draw| {
+        let kept = &set.repetitions[draw.below(set.repetitions.len())];
+        let steps: Vec<f64> = kept.iter().map(|_| kept[draw.below(kept.len())]).collect();
+        Summary::of(&steps).unwrap().median * slower
+    };
+    (0..repetitions).map(|_| one(draw)).collect()
+}
+
+/// Verdicts of `count` comparisons, the sets in turn.
+fn verdicts(sets: &[Set], count: usize, repetitions: usize, slower: f64) -> Vec<Comparison> {
+    let mut draw = Draw::new(20_261_201);
+    let one = |at: usize| {
+        let set = &sets[at % sets.len()];
+        let (base, candidate) = (run(set, repetitions, 1.0, &mut draw), run(set, repetitions, slower, &mut draw));
+        Comparison::of(&base, &candidate, Rule::of_steps(THRESHOLD), at as u64)
+            .unwrap_or_else(|why| panic!("{}: {why}", set.name))
+    };
+    (0..count).map(one).collect()
+}
+
+fn count(found: &[Comparison], verdict: Verdict) -> usize {
+    found.iter().filter(|comparison| comparison.verdict == verdict).count()
+}
+
+/// Holds a kind of machine to both requirements, with as many repetitions as its noise needs.
+fn hold(sets: &[Set], repetitions: usize) {
+    let equal = verdicts(sets, EQUAL, repetitions, 1.0);
+    let wrong = count(&equal, Verdict::Slower) + count(&equal, Verdict::Faster);
+    assert!(wrong <= 1, "{wrong} of {EQUAL} comparisons of a thing with itself are verdicts");
+    for same in equal.iter().filter(|comparison| comparison.verdict == Verdict::Same) {
+        assert!(same.half_width().unwrap() <= MOST_HALF_WIDTH);
+    }
+    let slowed = verdicts(sets, SLOWED, repetitions, 1.03);
+    let found = count(&slowed, Verdict::Slower);
+    assert!(found * 100 >= SLOWED * 95, "{found} of {SLOWED} slowdowns of 3 % are found");
+    assert_eq!(count(&slowed, Verdict::Faster) + count(&slowed, Verdict::Same), 0);
+    let faster = verdicts(sets, SLOWED, repetitions, 1.0 / 1.03);
+    assert!(count(&faster, Verdict::Faster) * 100 >= SLOWED * 95);
+}
+
+#[test]
+fn on_a_card_equal_runs_are_equal_and_three_percent_is_found() {
+    let sets = of_a_card();
+    hold(&sets, 10);
+    let equal = verdicts(&sets, EQUAL, 10, 1.0);
+    assert!(count(&equal, Verdict::Same) * 100 >= EQUAL * 95, "a quiet card's equal runs are called the same");
+}
+
+#[test]
+fn on_a_shared_processor_too_given_its_repetitions() {
+    hold(&of_a_processor(), REPETITIONS_OF_A_PROCESSOR);
+}
+
+/// What the noise of the committed sets needs.
+const REPETITIONS_OF_A_PROCESSOR: usize = 60;
+
+#[test]
+fn few_repetitions_on_a_noisy_machine_conclude_nothing_wrong() {
+    let sets = of_a_processor();
+    for repetitions in [8, 12, 20] {
+        let equal = verdicts(&sets, EQUAL, repetitions, 1.0);
+        let wrong = count(&equal, Verdict::Slower) + count(&equal, Verdict::Faster);
+        assert!(wrong <= 1, "{wrong} of {EQUAL} at {repetitions} repetitions");
+    }
+}
+
+#[test]
+fn the_interval_is_what_keeps_verdicts_right() {
+    // The ratio of medians by itself, held to the threshold, is wrong on the same draws: they are noisy enough to test it.
+    let sets = of_a_processor();
+    let equal = verdicts(&sets, EQUAL, 8, 1.0);
+    let naive = equal.iter().filter(|comparison| (comparison.ratio - 1.0).abs() > THRESHOLD).count();
+    assert!(naive > 1, "{naive}");
+}

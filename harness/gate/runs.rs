@@ -1,0 +1,142 @@
+//! A run read back to be compared: its rows, one for each cell, and what makes it unfit to be compared at all.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::gate::key::Key;
+use crate::journal_read::{read_csv, read_jsonl};
+use crate::record::Row;
+use crate::status::Status;
+
+/// Rows of a run by what each is of.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// As the user named it.
+    pub(crate) path: PathBuf,
+    /// In the order written; of a cell that was run again, its last row.
+    pub(crate) rows: Vec<(Key, Row)>,
+    /// What is to be said about the file.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Run {
+    /// Reads a folder's sweep.jsonl, or its sweep.csv where that is all it has, or the file itself.
+    pub(crate) fn read(path: &Path) -> Result<Run> {
+        let file = if path.is_dir() {
+            let file = ["sweep.jsonl", "sweep.csv"].map(|name| path.join(name)).into_iter().find(|f| f.is_file());
+            file.with_context(|| format!("{} holds no sweep.jsonl and no sweep.csv", path.display()))?
+        } else {
+            path.to_owned()
+        };
+        let mut notes = Vec::new();
+        let rows = if file.extension().is_some_and(|extension| extension == "csv") {
+            notes.push(format!("{}: CSV holds no samples, so no times are compared", file.display()));
+            read_csv(&file)?
+        } else {
+            let read = read_jsonl(&file)?;
+            if read.torn {
+                notes.push(format!("{}: the last line was never finished and is left out", file.display()));
+            }
+            read.rows
+        };
+        ensure!(!rows.is_empty(), "{} holds no rows", file.display());
+        Run::of(path, rows, notes)
+    }
+
+    /// A run of these rows.
+    pub(crate) fn of(path: &Path, rows: Vec<Row>, notes: Vec<String>) -> Result<Run> {
+        let mut run = Run { path: path.to_owned(), rows: Vec::new(), notes };
+        let mut at: HashMap<Key, usize> = HashMap::new();
+        for (number, row) in rows.into_iter().enumerate() {
+            if row.status == Status::Ok {
+                if let Err(contradiction) = row.verify() {
+                    bail!("{} row {}: the row contradicts itself: {contradiction}", path.display(), number + 1);
+                }
+            }
+            let key = Key::of(&row);
+            match at.get(&key) {
+                Some(&earlier) => run.rows[earlier].1 = row,
+                None => {
+                    at.insert(key.clone(), run.rows.len());
+                    run.rows.push((key, row));
+                }
+            }
+        }
+        Ok(run)
+    }
+
+    /// Refuses a run that may not be a baseline: one with rows made with a seeded fault.
+    pub(crate) fn as_baseline(self) -> Result<Run> {
+        let faulty = self.rows.iter().find_map(|(key, row)| Some((key, row.fault.as_ref()?)));
+        if let Some((key, fault)) = faulty {
+            bail!("{} cannot be a baseline: {key} was measured with --fault {fault}", self.path.display());
+        }
+        Ok(self)
+    }
+}
+
+/// Median of each repetition's decode steps in ms. Rows of before that column have their steps in equal parts.
+pub(crate) fn passes(row: &Row) -> Vec<f64> {
+    if !row.tpot_passes_ms.is_empty() {
+        return row.tpot_passes_ms.clone();
+    }
+    let (steps, repetitions) = (&row.tpot_samples_ms, row.prefill_samples_ms.len());
+    if repetitions == 0 || steps.len() % repetitions != 0 {
+        return Vec::new();
+    }
+    let blocks = steps.chunks(steps.len().div_ceil(repetitions).max(1));
+    blocks.filter_map(|block| Some(crate::stats::Summary::of(block)?.median)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::ok_row;
+
+    #[test]
+    fn the_last_row_of_a_cell_is_the_one() {
+        let mut first = ok_row(512, 1, 64);
+        first.set_status(Status::Lost, "killed");
+        let run = Run::of(Path::new("r"), vec![first, ok_row(1024, 1, 64), ok_row(512, 1, 64)], vec![]).unwrap();
+        let statuses: Vec<_> = run.rows.iter().map(|(_, row)| (row.chunk, row.status)).collect();
+        assert_eq!(statuses, [(512, Status::Ok), (1024, Status::Ok)]);
+    }
+
+    #[test]
+    fn faults_and_contradictions_are_no_baselines() {
+        let faulty = Row { fault: Some("slow-kernel".into()), ..ok_row(512, 1, 64) };
+        let run = Run::of(Path::new("r"), vec![faulty], vec![]).unwrap();
+        assert!(run.as_baseline().unwrap_err().to_string().contains("--fault slow-kernel"));
+        let broken = Row { free_bytes: Some(1), ..ok_row(512, 1, 64) };
+        assert!(Run::of(Path::new("r"), vec![broken], vec![]).unwrap_err().to_string().contains("row 1"));
+    }
+
+    #[test]
+    fn steps_without_medians_are_cut_by_repetition() {
+        let mut row = ok_row(512, 1, 64);
+        row.tpot_passes_ms.clear();
+        (row.prefill_samples_ms, row.tpot_samples_ms) = (vec![9.0; 2], vec![1.0, 2.0, 3.0, 7.0, 8.0, 9.0]);
+        assert_eq!(passes(&row), [2.0, 8.0]);
+        row.tpot_samples_ms.push(1.0);
+        assert!(passes(&row).is_empty(), "unequal repetitions cannot be told apart");
+        row.tpot_samples_ms.clear();
+        assert!(passes(&row).is_empty());
+        row.tpot_passes_ms = vec![5.0];
+        assert_eq!(passes(&row), [5.0]);
+    }
+
+    #[test]
+    fn the_committed_runs_of_a_card_can_be_read() {
+        let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/h200");
+        for name in ["qwen3.6-27b-fp8-channel-decode", "incident-two-twin"] {
+            let run = Run::read(&results.join(name)).unwrap();
+            assert!(run.rows.len() >= 2 && run.notes.is_empty(), "{name}");
+        }
+        let csv = Run::read(&results.join("incident-two-twin/sweep.csv")).unwrap();
+        assert!(csv.notes[0].contains("no samples"));
+        let faulty = Run::read(&results.join("incident-one-faulty")).unwrap();
+        assert!(faulty.as_baseline().unwrap_err().to_string().contains("full-window-head"));
+    }
+}
