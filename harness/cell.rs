@@ -15,7 +15,7 @@ use highwater::ops::cost::step_floor_seconds;
 use highwater::ops::{Limits, Numerics};
 
 use crate::axis::Cell;
-use crate::owners::Owner;
+use crate::owners::{Owner, Phases};
 use crate::record::Row;
 use crate::stats::{Interval, Summary};
 use crate::sweep::Runner;
@@ -70,6 +70,7 @@ struct Pass {
     prefill_peak: u64,
     decode_peak: u64,
     peak: Option<Report>,
+    phases: Phases,
     tokens: HashMap<RequestId, Vec<u32>>,
 }
 
@@ -222,6 +223,7 @@ impl Pass {
         let floor = step_floor_seconds(&step.metered, rates);
         self.preempted += step.preempted as u64;
         let ms = step.elapsed.as_secs_f64() * 1e3;
+        self.phases.see(step.prefill_tokens > 0, &step.memory);
         if step.prefill_tokens > 0 {
             self.prefill += step.elapsed;
             self.prefill_floor += floor;
@@ -304,6 +306,7 @@ fn write_outside(row: &mut Row, engine: &Engine) -> Result<()> {
 fn write_memory(row: &mut Row, passes: &[Pass]) {
     row.prefill_transient_bytes = passes.iter().map(|p| p.prefill_peak).max();
     row.decode_transient_bytes = passes.iter().filter(|p| p.decode_steps > 0).map(|p| p.decode_peak).max();
+    row.lesser_owners = Phases::lesser(passes.iter().map(|p| &p.phases));
     let Some(peak) = passes.iter().filter_map(|p| p.peak.as_ref()).max_by_key(|r| r.transient_peak) else { return };
     row.slab_bytes = Some(peak.slab);
     row.resident_bytes = Some(peak.resident);

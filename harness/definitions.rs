@@ -77,9 +77,10 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
     },
     Definition {
         term: "owners",
-        columns: &["owners"],
+        columns: &["owners", "lesser_owners"],
         text: "live bytes by tag at the instant of the transient peak, holes as their own owner, so that they sum to it; of the \
-               whole slab where the cell is an OOM",
+               whole slab where the cell is an OOM; lesser: the same at the peak of the phase, prefill or decode, whose peak is \
+               the lower one",
     },
     Definition {
         term: "outside the slab",

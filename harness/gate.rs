@@ -26,6 +26,11 @@ use crate::failure::Failure;
 
 /// `gate`.
 pub(crate) fn gate(args: &GateArgs) -> Result<(), Failure> {
+    if args.self_test.is_none() && args.probe.is_placed() {
+        let what =
+            anyhow::anyhow!("--device, --card, --vram, --kv-tokens and types of values are of --self-test alone");
+        return Err(Failure::usage(&what));
+    }
     let report = match (&args.baseline, &args.candidate, &args.criterion, args.self_test) {
         (_, _, _, Some(comparisons)) => return self_test::self_test(args, comparisons),
         (_, _, Some(folder), _) => criterion::gate(folder, &args.saved, args.threshold, args.strict, args.subset)?,

@@ -1,5 +1,6 @@
 //! Who holds which bytes, as JSON's array and as CSV's text.
 
+use highwater::mem::Report;
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Live bytes under one tag.
@@ -9,6 +10,35 @@ pub(crate) struct Owner {
     pub(crate) tag: String,
     /// Live bytes, padding included.
     pub(crate) bytes: u64,
+}
+
+/// The largest step of each phase: of steps that hold prompt tokens, and of steps that hold none.
+#[derive(Debug, Default)]
+pub(crate) struct Phases {
+    prefill: Option<Report>,
+    decode: Option<Report>,
+}
+
+impl Phases {
+    /// Looks at a step's memory.
+    pub(crate) fn see(&mut self, holds_prompt: bool, memory: &Report) {
+        let largest = if holds_prompt { &mut self.prefill } else { &mut self.decode };
+        if largest.as_ref().is_none_or(|largest| memory.transient_peak > largest.transient_peak) {
+            *largest = Some(memory.clone());
+        }
+    }
+
+    /// Owners at the peak of the phase whose peak is the lower one; none where there was one phase.
+    pub(crate) fn lesser<'a>(repetitions: impl Iterator<Item = &'a Phases>) -> Vec<Owner> {
+        let mut all = Phases::default();
+        for Phases { prefill, decode } in repetitions {
+            prefill.iter().for_each(|memory| all.see(true, memory));
+            decode.iter().for_each(|memory| all.see(false, memory));
+        }
+        let Phases { prefill: Some(prefill), decode: Some(decode) } = all else { return Vec::new() };
+        let lesser = if prefill.transient_peak >= decode.transient_peak { decode } else { prefill };
+        lesser.owners.iter().map(|(owner, bytes)| Owner { tag: owner.to_string(), bytes: *bytes }).collect()
+    }
 }
 
 /// `tag=bytes;tag=bytes`, the CSV form of owners; `%` and `;` inside a tag are written `%25` and `%3B`.

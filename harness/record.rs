@@ -140,6 +140,8 @@ pub(crate) struct Row {
     /// Live bytes of the arena at the peak by tag, largest first; of both ends for an OOM.
     #[serde(deserialize_with = "owners_of_either_format")]
     pub(crate) owners: Vec<Owner>,
+    /// The same at the peak of the phase, prefill or decode, whose peak is the lower one; in JSONL only.
+    pub(crate) lesser_owners: Vec<Owner>,
     /// Memory of the card that its context took.
     pub(crate) context_bytes: Option<u64>,
     /// Memory that loaded kernels took.
@@ -282,7 +284,8 @@ pub(crate) struct Row {
 }
 
 /// Columns that JSONL holds and CSV does not: lists of samples.
-pub(crate) const JSONL_ONLY: [&str; 4] = ["prefill_samples_ms", "tpot_samples_ms", "tpot_passes_ms", "stages"];
+pub(crate) const JSONL_ONLY: [&str; 5] =
+    ["lesser_owners", "prefill_samples_ms", "tpot_samples_ms", "tpot_passes_ms", "stages"];
 
 impl Row {
     /// Marks the row as not fitting, with what did not fit and who held the rest.

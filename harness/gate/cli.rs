@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::axis::{MAX_TOKENS, parse_count};
-use crate::cli::{Numerics, Target, batch, chunk, flat, positive};
+use crate::cli::{DeviceChoice, Numerics, Target, batch, chunk, flat, positive};
 
 /// What follows the flags in `gate --help`.
 pub(crate) const GATE_HELP: &str = "\
@@ -95,6 +95,22 @@ pub(crate) struct ProbeArgs {
     pub(crate) target: Target,
     #[command(flatten)]
     pub(crate) numerics: Numerics,
+}
+
+impl ProbeArgs {
+    /// Whether a place or a type is named, which nothing but a self-test has.
+    pub(crate) fn is_placed(&self) -> bool {
+        let (target, numerics) = (&self.target, &self.numerics);
+        target.device != DeviceChoice::Auto
+            || target.card.is_some()
+            || target.budget.vram.is_some()
+            || target.budget.kv_tokens.is_some()
+            || numerics.dtype.is_some()
+            || numerics.kv_dtype.is_some()
+            || numerics.act_quant.is_some()
+            || numerics.batch_invariant
+            || numerics.fault.is_some()
+    }
 }
 
 /// `1%` as 0.01.

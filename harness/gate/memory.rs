@@ -3,7 +3,11 @@
 use highwater::error::mib;
 use serde::Serialize;
 
+use crate::owners::Owner;
 use crate::record::Row;
+
+/// Owners that are named; a peak that moved to another moment has dozens.
+const MOST_OWNERS: usize = 5;
 
 /// A part of the ledger that changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -20,6 +24,10 @@ impl Change {
     fn grew(&self) -> bool {
         self.candidate > self.baseline
     }
+
+    fn moved(&self) -> u64 {
+        self.candidate.abs_diff(self.baseline)
+    }
 }
 
 /// What changed between two rows of one cell.
@@ -27,7 +35,7 @@ impl Change {
 pub(crate) struct Memory {
     /// Parts of the ledger: resident ones, and the peak of each phase.
     pub(crate) parts: Vec<Change>,
-    /// Owners at the peak, the largest change first.
+    /// Owners at the peaks that moved, new ones first, then by how much each grew.
     pub(crate) owners: Vec<Change>,
     /// Parts that the baseline has and the candidate does not say.
     pub(crate) silent: Vec<&'static str>,
@@ -59,15 +67,7 @@ impl Memory {
                 (None, _) => {}
             }
         }
-        let held = |row: &Row, tag: &str| -> u64 {
-            row.owners.iter().filter(|owner| owner.tag == tag).fold(0, |sum, owner| sum.saturating_add(owner.bytes))
-        };
-        let mut tags: Vec<&str> = base.owners.iter().chain(&candidate.owners).map(|owner| owner.tag.as_str()).collect();
-        tags.sort_unstable();
-        tags.dedup();
-        let mut owners: Vec<Change> =
-            tags.into_iter().filter_map(|tag| change(tag, held(base, tag), held(candidate, tag))).collect();
-        owners.sort_by_key(|owner| std::cmp::Reverse(owner.candidate.abs_diff(owner.baseline)));
+        let owners = holders(base, candidate);
         Memory { parts, owners, silent }
     }
 
@@ -81,14 +81,53 @@ impl Memory {
         !self.parts.is_empty() && !self.grew()
     }
 
-    /// One line: the parts that changed, and the owners at the peak that account for it, those that grew first.
+    /// One line: the parts that changed, and who holds the difference at the peak, whoever held nothing before first.
     pub(crate) fn line(&self) -> String {
         let parts: Vec<String> = self.parts.iter().map(change_text).collect();
-        let (grown, shrunk): (Vec<&Change>, Vec<&Change>) = self.owners.iter().partition(|owner| owner.grew());
-        let owners: Vec<String> = grown.into_iter().chain(shrunk).map(owner_text).collect();
+        let mut owners: Vec<String> = self.owners.iter().take(MOST_OWNERS).map(owner_text).collect();
+        if self.owners.len() > MOST_OWNERS {
+            owners.push(format!("and {} more owners", self.owners.len() - MOST_OWNERS));
+        }
         let owners = if owners.is_empty() { "no owner at the peak changed".to_owned() } else { owners.join(", ") };
         format!("{}; by owner at the peak: {owners}", parts.join(", "))
     }
+}
+
+/// Owners that differ at the peaks that moved: that of the cell, and that of the phase whose peak is the lower one. A peak
+/// that moved to another moment has other owners altogether; those that neither peak of the baseline knows come first, then
+/// those that grew, the most first, then those that shrank.
+fn holders(base: &Row, candidate: &Row) -> Vec<Change> {
+    let lesser = |row: &Row| row.prefill_transient_bytes.min(row.decode_transient_bytes);
+    let mut lists: Vec<(&[Owner], &[Owner])> = Vec::new();
+    if base.transient_peak_bytes != candidate.transient_peak_bytes {
+        lists.push((&base.owners, &candidate.owners));
+    }
+    let known = !base.lesser_owners.is_empty() && !candidate.lesser_owners.is_empty();
+    if known && lesser(base) != lesser(candidate) {
+        lists.push((&base.lesser_owners, &candidate.lesser_owners));
+    }
+    let held = |owners: &[Owner], tag: &str| -> u64 {
+        owners.iter().filter(|owner| owner.tag == tag).fold(0, |sum, owner| sum.saturating_add(owner.bytes))
+    };
+    let mut found: Vec<Change> = Vec::new();
+    for (before, after) in lists {
+        let mut tags: Vec<&str> = before.iter().chain(after).map(|owner| owner.tag.as_str()).collect();
+        tags.sort_unstable();
+        tags.dedup();
+        for tag in tags {
+            let change = Change { part: tag.to_owned(), baseline: held(before, tag), candidate: held(after, tag) };
+            match found.iter_mut().find(|other| other.part == tag) {
+                _ if change.baseline == change.candidate => {}
+                // The same buffer at both peaks: once, by its larger change.
+                Some(other) if other.moved() < change.moved() => *other = change,
+                Some(_) => {}
+                None => found.push(change),
+            }
+        }
+    }
+    let known = |tag: &str| base.owners.iter().chain(&base.lesser_owners).any(|owner| owner.tag == tag);
+    found.sort_by_key(|change| (known(&change.part), !change.grew(), std::cmp::Reverse(change.moved())));
+    found
 }
 
 fn change_text(change: &Change) -> String {
@@ -101,7 +140,7 @@ fn owner_text(change: &Change) -> String {
 
 fn signed(change: &Change) -> String {
     let sign = if change.grew() { '+' } else { '-' };
-    let bytes = change.candidate.abs_diff(change.baseline);
+    let bytes = change.moved();
     let shown = if bytes < 1 << 20 { format!("{bytes} B") } else { mib(bytes) };
     format!("{sign}{shown}")
 }
@@ -109,7 +148,6 @@ fn signed(change: &Change) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::owners::Owner;
     use crate::record::tests::ok_row;
 
     #[test]
@@ -134,6 +172,40 @@ mod tests {
         );
         let back = Memory::of(&candidate, &base);
         assert!(back.shrank() && back.line().contains("`decode.extra` -12.0 MiB"));
+    }
+
+    #[test]
+    fn whoever_is_new_is_named_first_in_either_phase_and_few_are_named() {
+        let owners = |list: &[(&str, u64)]| -> Vec<Owner> {
+            list.iter().map(|(tag, bytes)| Owner { tag: (*tag).into(), bytes: *bytes }).collect()
+        };
+        let base = Row {
+            prefill_transient_bytes: Some(64),
+            decode_transient_bytes: Some(32),
+            lesser_owners: owners(&[("head.logits", 20), ("sampler", 12)]),
+            ..ok_row(512, 1, 64)
+        };
+        let mut candidate = Row {
+            decode_transient_bytes: Some(40),
+            lesser_owners: owners(&[("head.logits", 20), ("sampler", 12), ("extra", 8)]),
+            ..base.clone()
+        };
+        assert_eq!(
+            Memory::of(&base, &candidate).line(),
+            "decode peak +8 B (32 -> 40 B); by owner at the peak: `extra` +8 B"
+        );
+        // The cell's peak is now another moment, with other owners; the new one leads all the same.
+        candidate.transient_peak_bytes = Some(70);
+        candidate.prefill_transient_bytes = Some(70);
+        let many: Vec<(String, u64)> = (0..9).map(|i| (format!("other.{i}"), 6 + i)).collect();
+        candidate.owners = owners(&many.iter().map(|(tag, bytes)| (tag.as_str(), *bytes)).collect::<Vec<_>>());
+        candidate.owners.extend(owners(&[("head.logits", 60)]));
+        let memory = Memory::of(&base, &candidate);
+        assert_eq!(memory.owners.len(), 12);
+        assert!(memory.line().contains("`other.8` +14 B") && memory.line().ends_with("and 7 more owners"));
+        candidate.owners = owners(&[("head.logits", 62), ("extra", 8)]);
+        let line = Memory::of(&base, &candidate).line();
+        assert!(line.contains("by owner at the peak: `extra` +8 B, `head.logits` +62 B, `gdn.h` -64 B"), "{line}");
     }
 
     #[test]

@@ -64,7 +64,8 @@ pub(crate) fn sweep(row: &Row, out: &Path, longer: impl FnOnce(f64) -> f64) -> O
 
 /// A folder beside `path` that is not there yet.
 pub(crate) fn fresh(path: &Path, number: usize) -> PathBuf {
-    let folder = if path.extension().is_some() { path.parent().unwrap_or(path) } else { path };
+    let is_file = path.extension().is_some_and(|extension| extension == "jsonl" || extension == "csv");
+    let folder = if is_file { path.parent().unwrap_or(path) } else { path };
     let name = folder.file_name().map_or("run".into(), |name| name.to_string_lossy().into_owned());
     let beside = |number: usize| folder.with_file_name(format!("{name}-again-{number}"));
     (number..).map(beside).find(|path| !path.exists()).unwrap_or_else(|| beside(number))
@@ -153,5 +154,6 @@ mod tests {
         std::fs::create_dir(dir.path().join("run-again-1")).unwrap();
         assert_eq!(fresh(&run, 1), dir.path().join("run-again-2"));
         assert_eq!(fresh(&run.join("sweep.jsonl"), 3), dir.path().join("run-again-3"));
+        assert_eq!(fresh(&dir.path().join("qwen3.6-27b"), 1), dir.path().join("qwen3.6-27b-again-1"));
     }
 }

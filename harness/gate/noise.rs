@@ -49,11 +49,11 @@ fn of_a_card() -> Vec<Set> {
     sets
 }
 
-/// The sets of this kind of machine.
+/// Sets of one thread of a shared machine of two cores, from its quietest moments to its worst.
 fn of_a_processor() -> Vec<Set> {
     let text = std::fs::read_to_string(root().join("tests/fixtures/noise/cpu.json")).unwrap();
     let sets: Vec<Set> = serde_json::from_str(&text).unwrap();
-    assert!(!sets.is_empty() && sets.iter().all(|set| set.repetitions.len() >= 20));
+    assert!(sets.len() == 3 && sets.iter().all(|set| set.repetitions.len() >= 12));
     sets
 }
 
@@ -108,28 +108,22 @@ fn on_a_card_equal_runs_are_equal_and_three_percent_is_found() {
 }
 
 #[test]
-fn on_a_shared_processor_too_given_its_repetitions() {
-    hold(&of_a_processor(), REPETITIONS_OF_A_PROCESSOR);
+fn on_a_quiet_processor_too_given_its_repetitions() {
+    let quiet: Vec<Set> = of_a_processor().into_iter().filter(|set| set.name.starts_with("quiet")).collect();
+    hold(&quiet, 24);
 }
 
-/// What the noise of the committed sets needs.
-const REPETITIONS_OF_A_PROCESSOR: usize = 60;
-
 #[test]
-fn few_repetitions_on_a_noisy_machine_conclude_nothing_wrong() {
-    let sets = of_a_processor();
+fn on_a_noisy_processor_nothing_is_concluded_wrongly_however_few_the_repetitions() {
+    let noisy: Vec<Set> = of_a_processor().into_iter().filter(|set| !set.name.starts_with("quiet")).collect();
     for repetitions in [8, 12, 20] {
-        let equal = verdicts(&sets, EQUAL, repetitions, 1.0);
+        let equal = verdicts(&noisy, EQUAL, repetitions, 1.0);
         let wrong = count(&equal, Verdict::Slower) + count(&equal, Verdict::Faster);
         assert!(wrong <= 1, "{wrong} of {EQUAL} at {repetitions} repetitions");
+        // The draws would fool a gate that had no interval.
+        let naive = equal.iter().filter(|comparison| (comparison.ratio - 1.0).abs() > THRESHOLD).count();
+        assert!(naive > EQUAL / 10, "{naive}");
+        let slowed = verdicts(&noisy, SLOWED, repetitions, 1.03);
+        assert_eq!(count(&slowed, Verdict::Same), 0, "three percent is never called the same");
     }
-}
-
-#[test]
-fn the_interval_is_what_keeps_verdicts_right() {
-    // The ratio of medians by itself, held to the threshold, is wrong on the same draws: they are noisy enough to test it.
-    let sets = of_a_processor();
-    let equal = verdicts(&sets, EQUAL, 8, 1.0);
-    let naive = equal.iter().filter(|comparison| (comparison.ratio - 1.0).abs() > THRESHOLD).count();
-    assert!(naive > 1, "{naive}");
 }

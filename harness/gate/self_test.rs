@@ -21,7 +21,7 @@ use crate::gate::compare::METRICS;
 use crate::gate::memory::Memory;
 use crate::gate::rates::Rate;
 use crate::out::print;
-use crate::owners::Owner;
+use crate::owners::{Owner, Phases};
 use crate::progress::Progress;
 use crate::provenance::Provenance;
 use crate::record::Row;
@@ -107,7 +107,7 @@ impl Probe {
         pass.memory.kv_bytes = Some(sizing.kv);
         pass.memory.state_bytes = Some(sizing.state);
         pass.memory.inputs_bytes = Some(sizing.inputs);
-        let mut peak: Option<Bytes> = None;
+        let (mut peak, mut phases): (Option<Bytes>, Phases) = Default::default();
         while let Some(step) = engine.step()? {
             let phase = if step.prefill_tokens > 0 {
                 pass.prefill += step.elapsed;
@@ -119,6 +119,7 @@ impl Probe {
                 &mut pass.memory.decode_transient_bytes
             };
             *phase = (*phase).max(Some(step.memory.transient_peak));
+            phases.see(step.prefill_tokens > 0, &step.memory);
             let failed = step.records.iter().find_map(|record| match &record.finish {
                 Some(Finish::Failed(why)) => Some(why.clone()),
                 _ => None,
@@ -133,6 +134,7 @@ impl Probe {
         let peak = peak.context("the cell has no steps")?;
         pass.memory.resident_bytes = Some(peak.resident);
         pass.memory.transient_peak_bytes = Some(peak.transient_peak);
+        pass.memory.lesser_owners = Phases::lesser(std::iter::once(&phases));
         pass.memory.owners =
             peak.owners.iter().map(|(owner, bytes)| Owner { tag: owner.to_string(), bytes: *bytes }).collect();
         Ok(pass)

@@ -400,3 +400,27 @@ fn prefill_first_times_phases_apart() {
         }
     }
 }
+
+/// One engine takes a fault and gives it back: the bytes of each step are those of the fault it has, and a slow step computes
+/// what any other does in as many bytes.
+#[test]
+fn a_fault_can_be_set_on_a_loaded_engine_and_taken_back() {
+    let case = "dense_bf16";
+    let mut engine = engine(case, options(Numerics::F32, 64, 1));
+    let prompt = golden(case).prompt(7);
+    let mut run = |fault: Option<Fault>| {
+        engine.set_fault(fault);
+        engine.submit(Request::greedy(prompt.clone(), 4)).unwrap();
+        let (mut peak, mut tokens) = (0, Vec::new());
+        while let Some(step) = engine.step().unwrap() {
+            peak = peak.max(step.memory.transient_peak);
+            tokens.extend(step.records.iter().filter_map(|record| Some(record.token.as_ref()?.id)));
+        }
+        (peak, tokens)
+    };
+    let right = run(None);
+    let extra = run(Some(Fault::ExtraBuffer));
+    assert!(extra.0 > right.0 && extra.1 == right.1);
+    assert_eq!(run(Some(Fault::SlowKernel)), right);
+    assert_eq!(run(None), right);
+}

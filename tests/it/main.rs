@@ -11,6 +11,7 @@ mod emulator;
 mod engine;
 mod fixture;
 mod gate;
+mod gate_criterion;
 mod golden;
 mod harness;
 mod incidents;
