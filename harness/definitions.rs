@@ -31,6 +31,18 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
         columns: &["context", "prompt", "output"],
         text: "depth + prompt + output, tokens per sequence",
     },
+    Definition {
+        term: "cached",
+        columns: &["cached", "shard", "cell"],
+        text: "the row was taken over from an earlier run by --resume; shard: which part of a sweep over many machines it is \
+               of; cell: hash of what the cell is and of the binary that ran it",
+    },
+    Definition {
+        term: "workers replaced",
+        columns: &["workers_replaced", "worker_note"],
+        text: "worker processes that were ended while the cell ran or right after it, and why the last was: it died, hung, \
+               panicked, or an idle engine held more than its weights and pools",
+    },
     Definition { term: "KV tokens", columns: &["kv_tokens"], text: "tokens the KV pool holds, over all sequences" },
     Definition {
         term: "preempted",

@@ -271,5 +271,7 @@ mod tests {
         std::fs::write(&path, "schema,owners\n3\n").unwrap();
         assert!(read_csv(&path).is_err());
         assert!(read_csv(&dir.path().join("none.csv")).is_err());
+        assert!(format!("{:#}", read_jsonl(Path::new("/dev/zero")).unwrap_err()).contains("no file"));
+        assert!(format!("{:#}", read_jsonl(dir.path()).unwrap_err()).contains("no file"));
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct Rows {
 
 /// The rows of a JSONL file. Only its last line may be incomplete.
 pub(crate) fn read_jsonl(path: &Path) -> Result<Rows> {
-    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let file = open(path)?;
     let mut reader = BufReader::new(file);
     let mut read = Rows { rows: Vec::new(), torn: false };
     for number in 1usize.. {
@@ -45,6 +45,13 @@ pub(crate) fn read_jsonl(path: &Path) -> Result<Rows> {
         read.rows.push(row);
     }
     Ok(read)
+}
+
+/// Opens a file to be read to its end, which a pipe or a device may not have.
+pub(crate) fn open(path: &Path) -> Result<File> {
+    let failed = || format!("cannot open {}", path.display());
+    ensure!(std::fs::metadata(path).with_context(failed)?.is_file(), "{} is no file", path.display());
+    File::open(path).with_context(failed)
 }
 
 /// The rows of a CSV file. It holds no samples.

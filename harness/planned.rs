@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{Hash as _, Hasher as _};
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::axis::Cell;
 use crate::group::Group;
+use crate::journal_read::open;
 use crate::record::Row;
 use crate::shard::{Shard, split};
 use crate::sweep::Job;
@@ -143,9 +144,10 @@ impl Planned {
     /// The plan of the sweep in `dir`.
     pub(crate) fn read(dir: &Path) -> Result<Planned> {
         let path = dir.join(FILE);
-        let bytes = std::fs::metadata(&path).with_context(|| format!("cannot open {}", path.display()))?.len();
-        ensure!(bytes <= MAX_BYTES, "{} has {bytes} B; a plan has at most {MAX_BYTES} B", path.display());
-        let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut text = Vec::new();
+        let read = open(&path)?.take(MAX_BYTES + 1).read_to_end(&mut text);
+        read.with_context(|| format!("cannot read {}", path.display()))?;
+        ensure!(text.len() as u64 <= MAX_BYTES, "{} is larger than a plan can be, {MAX_BYTES} B", path.display());
         let planned: Planned =
             serde_json::from_slice(&text).with_context(|| format!("{} is no plan of a sweep", path.display()))?;
         if let Some(cell) = planned.cells.iter().find(|cell| cell.group >= planned.groups.len()) {

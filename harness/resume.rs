@@ -70,9 +70,8 @@ pub(crate) fn resume(dir: &Path, planned: &mut Planned, policy: Policy) -> Resul
             other.join("\n  ")
         );
     }
-    if !other.is_empty() {
-        let kept = dir.join("sweep.jsonl.before");
-        std::fs::copy(&path, &kept).with_context(|| format!("cannot keep the earlier rows as {}", kept.display()))?;
+    if !other.is_empty() && path.exists() {
+        keep(&path)?;
     }
     planned.run.clone_from(&old.run);
     let taken = take(rows, &old, planned, policy).with_context(|| path.display().to_string())?;
@@ -80,6 +79,15 @@ pub(crate) fn resume(dir: &Path, planned: &mut Planned, policy: Policy) -> Resul
     let journal = Journal::replace(dir, order)?;
     planned.write(dir)?;
     Ok(Resumed { journal, taken })
+}
+
+/// Copies the rows of another sweep beside them, under a name that is free.
+fn keep(path: &Path) -> Result<()> {
+    let name = |n: u32| path.with_extension(format!("jsonl.before-{n}"));
+    let kept = (1..).map(name).find(|kept| kept.symlink_metadata().is_err()).context("no name is free")?;
+    std::fs::copy(path, &kept).with_context(|| format!("cannot keep the earlier rows as {}", kept.display()))?;
+    note(&format!("the earlier rows are kept as {}", kept.display()));
+    Ok(())
 }
 
 /// The rows that stand, by the cell of the new plan that they answer. Where a forced plan takes the row of a cell that was

@@ -36,14 +36,63 @@ impl Ledger {
             )));
         }
         let Some(cuda) = device.as_cuda().filter(|cuda| cuda.is_card()) else { return Ok(None) };
-        let unattributed = cuda.outside()?.unattributed;
+        Ok(self.grown(cuda.outside()?.unattributed))
+    }
+
+    /// Whether the card's memory in use that nobody accounts for has grown since the first cell.
+    fn grown(&mut self, unattributed: i64) -> Option<String> {
         let first = *self.unattributed.get_or_insert(unattributed);
         let grown = unattributed.saturating_sub(first);
-        Ok((grown > OUTSIDE_BYTES)
-            .then(|| format!("the card's memory in use outside the slab grew by {}", size(grown.unsigned_abs()))))
+        (grown > OUTSIDE_BYTES)
+            .then(|| format!("the card's memory in use outside the slab grew by {}", size(grown.unsigned_abs())))
     }
 }
 
 fn size(bytes: u64) -> String {
     format!("{bytes} B ({})", mib(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::axis::Cell;
+    use crate::cell::{EngineRunner, Workload};
+    use crate::record::Row;
+    use crate::sweep::Runner as _;
+    use crate::target::{Kind, Model, Place, Values};
+    use highwater::mem::{End, Layer, Tag};
+    use highwater::ops::Numerics;
+
+    #[test]
+    fn what_stays_at_either_end_of_the_slab_is_found_and_named() {
+        let place = Place::new(None, Some(256 << 20), Kind::Plan).unwrap();
+        let values = Values { numerics: Numerics::BF16, fault: None };
+        let workload = Workload { prompt: None, output: 3, kv_tokens: None, context: None };
+        let mut runner = EngineRunner::new(Model { text: "tiny".into(), seed: 0 }, place, values, workload);
+        let mut ledger = Ledger::default();
+        for chunk in [64, 16] {
+            runner.run(&Cell { chunk, batch: 2, depth: 0 }, &mut Row::default()).unwrap();
+            assert_eq!(ledger.left_behind(runner.loaded().unwrap()).unwrap(), None);
+        }
+        for (end, words) in
+            [(End::Arena, "of the step arena stayed in use"), (End::Persistent, "more than its weights")]
+        {
+            let engine = runner.loaded().unwrap();
+            let kept = engine.runner().device().alloc(end, Tag::new(Layer::Other, "test", "kept"), 100_000).unwrap();
+            let left = ledger.left_behind(engine).unwrap().unwrap();
+            assert!(left.contains(words) && left.contains("100096 B"), "{left}");
+            drop(kept);
+            assert_eq!(ledger.left_behind(engine).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn a_card_s_other_memory_may_move_a_little_and_not_grow() {
+        let mut ledger = Ledger::default();
+        assert_eq!(ledger.grown(1_114_112), None);
+        assert_eq!(ledger.grown(1_114_112 + OUTSIDE_BYTES), None);
+        assert_eq!(ledger.grown(-5), None);
+        let grown = ledger.grown(1_114_112 + OUTSIDE_BYTES + 1).unwrap();
+        assert!(grown.contains("16777217 B (16.0 MiB)"), "{grown}");
+    }
 }

@@ -336,7 +336,7 @@ fn another_sweep_is_not_gone_on_with_and_each_difference_is_named() {
     let now = rows(&out);
     assert_eq!(now.len(), 12);
     assert!(now.iter().all(|row| row["cached"] == (row["depth"] == 0)));
-    assert_eq!(std::fs::read(out.join("sweep.jsonl.before")).unwrap(), before);
+    assert_eq!(std::fs::read(out.join("sweep.jsonl.before-1")).unwrap(), before);
 }
 
 #[test]
