@@ -61,7 +61,7 @@ pub(crate) struct AbArgs {
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     pub(crate) cand_arg: Vec<String>,
     /// Blocks of four processes
-    #[arg(long, value_name = "N", value_parser = flat(blocks), default_value = "10")]
+    #[arg(long, value_name = "N", value_parser = flat(blocks), default_value = "12")]
     pub(crate) blocks: usize,
     /// Seconds one process may take
     #[arg(long, value_name = "SECONDS", value_parser = flat(timeout), default_value = "3600")]
@@ -127,7 +127,7 @@ fn words(given: &[String]) -> Result<(What, Vec<String>)> {
 
 /// `ab`.
 pub(crate) fn ab(args: &AbArgs) -> Result<(), Failure> {
-    let (what, words) = words(&args.words).map_err(|error| Failure::usage(&error))?;
+    let (what, words) = words(&args.words).map_err(|error| Failure::request("ab", &error))?;
     let provenance = Provenance::gather();
     let out = args.out.clone().unwrap_or_else(|| Path::new("highwater-out").join(&provenance.run));
     std::fs::create_dir_all(&out).with_context(|| format!("cannot create the folder {}", out.display()))?;
@@ -266,11 +266,11 @@ mod tests {
         assert_eq!(args.words, ["sweep", "tiny", "--output", "8"]);
         let again = next(&args, &args.words);
         assert!(
-            again.contains("--blocks 30") && again.contains("--cand-arg=--fault --cand-arg=slow-kernel"),
+            again.contains("--blocks 36") && again.contains("--cand-arg=--fault --cand-arg=slow-kernel"),
             "{again}"
         );
         assert!(Cli::try_parse_from(again.split_whitespace()).is_ok(), "{again}");
-        assert!(Cli::try_parse_from("highwater ab --base a --cand b --blocks 7".split_whitespace()).is_err());
+        assert!(Cli::try_parse_from("highwater ab --base a --cand b --blocks 9".split_whitespace()).is_err());
     }
 
     #[test]
@@ -279,7 +279,7 @@ mod tests {
         let at = |i: usize| 1.05f64.powi(i as i32);
         let sides = |slower: f64| {
             let (mut a, mut b) = (Vec::new(), Vec::new());
-            for block in 0..10 {
+            for block in 0..12 {
                 a.extend([at(4 * block), at(4 * block + 3)]);
                 b.extend([at(4 * block + 1) * slower, at(4 * block + 2) * slower]);
             }

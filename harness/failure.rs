@@ -50,6 +50,11 @@ impl Failure {
         Failure { help: Some(help.to_owned()), ..self }
     }
 
+    /// A flag, or a pair of them, that can never work.
+    pub(crate) fn request(param: &'static str, error: &anyhow::Error) -> Failure {
+        Error::Request { param, what: format!("{error:#}") }.into()
+    }
+
     /// What was found decides; else 2 where the request itself is wrong, else 1.
     pub(crate) fn exit_code(&self) -> ExitCode {
         if let Some(code) = self.code {

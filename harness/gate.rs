@@ -26,21 +26,18 @@ use crate::failure::Failure;
 
 /// `gate`.
 pub(crate) fn gate(args: &GateArgs) -> Result<(), Failure> {
-    if args.self_test.is_none() && args.probe.is_placed() {
-        let what =
-            anyhow::anyhow!("--device, --card, --vram, --kv-tokens and types of values are of --self-test alone");
-        return Err(Failure::usage(&what));
-    }
+    args.check().map_err(|error| Failure::request("gate", &error))?;
+    let saved = args.saved.as_deref().unwrap_or("base");
     let report = match (&args.baseline, &args.candidate, &args.criterion, args.self_test) {
         (_, _, _, Some(comparisons)) => return self_test::self_test(args, comparisons),
-        (_, _, Some(folder), _) => criterion::gate(folder, &args.saved, args.threshold, args.strict, args.subset)?,
+        (_, _, Some(folder), _) => criterion::gate(folder, saved, args.threshold, args.strict, args.subset)?,
         (Some(baseline), Some(candidate), ..) => {
             let terms =
                 Terms { threshold: args.threshold, strict: args.strict, force: args.force, subset: args.subset };
             let baseline = Run::read(baseline)?.as_baseline()?;
             compare::compare(&baseline, &Run::read(candidate)?, terms)?
         }
-        _ => return Err(Failure::usage(&anyhow::anyhow!("gate takes a baseline and a candidate"))),
+        _ => return Err(Failure::request("gate", &anyhow::anyhow!("it takes a baseline and a candidate"))),
     };
     report.end(args.json, args.markdown.as_deref())
 }

@@ -13,7 +13,7 @@ pub(crate) const GATE_HELP: &str = "\
 Verdicts: SLOWER and FASTER where the interval of the ratio of medians (99.8 %, bootstrap) does not hold 1 and the effect is \
 over the threshold and over an absolute floor (2 us of a step or of a kernel called by itself, 50 ns of a criterion call); \
 SAME where the interval lies within them and is known to +-1 % or better; INCONCLUSIVE otherwise, with the next command to \
-run. At least 8 repetitions on either side are needed.
+run. At least 10 repetitions on either side are needed.
 
 Bytes and the OOM frontier are exact: any growth is a regression. A cell that gains memory and loses speed, or the reverse, \
 is named a trade. To accept a change, copy the candidate's folder over the baseline's: there is no other blessing.
@@ -34,9 +34,9 @@ pub(crate) struct GateArgs {
     /// Judge what `cargo bench` left in this folder (target/criterion), which ends with 0 whatever it finds
     #[arg(long, value_name = "DIR", conflicts_with = "self_test")]
     pub(crate) criterion: Option<PathBuf>,
-    /// The saved baseline of criterion, as `cargo bench -- --save-baseline NAME` names it
-    #[arg(long = "baseline", id = "saved", value_name = "NAME", requires = "criterion", default_value = "base")]
-    pub(crate) saved: String,
+    /// The saved baseline of criterion, as `cargo bench -- --save-baseline NAME` names it [default: base]
+    #[arg(long = "baseline", id = "saved", value_name = "NAME")]
+    pub(crate) saved: Option<String>,
     /// Effects up to this are no regression
     #[arg(long, value_name = "PERCENT", value_parser = flat(percent), default_value = "1%")]
     pub(crate) threshold: f64,
@@ -63,33 +63,33 @@ pub(crate) struct GateArgs {
     pub(crate) probe: ProbeArgs,
 }
 
-/// The cell of a self-test.
+/// The cell of a self-test. Values that were not named are `None`, so that one named without a self-test is seen.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Self-test")]
 pub(crate) struct ProbeArgs {
-    /// A checkpoint folder, or GEOMETRY[:layers=N][@RECIPE]
-    #[arg(long, value_name = "MODEL", default_value = "tiny@bf16", requires = "self_test")]
-    pub(crate) model: String,
-    /// Prefill token budget of a step
-    #[arg(long, value_name = "TOKENS", value_parser = flat(chunk), default_value = "64", requires = "self_test")]
-    pub(crate) chunk: u64,
-    /// Sequences
-    #[arg(long, value_name = "N", value_parser = flat(batch), default_value = "1", requires = "self_test")]
-    pub(crate) batch: u64,
-    /// Tokens of each sequence already in the cache
-    #[arg(long, value_name = "TOKENS", value_parser = flat(depth), default_value = "0", requires = "self_test")]
-    pub(crate) depth: u64,
+    /// A checkpoint folder, or GEOMETRY[:layers=N][@RECIPE] [default: tiny@bf16]
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
+    /// Prefill token budget of a step [default: 64]
+    #[arg(long, value_name = "TOKENS", value_parser = flat(chunk))]
+    pub(crate) chunk: Option<u64>,
+    /// Sequences [default: 1]
+    #[arg(long, value_name = "N", value_parser = flat(batch))]
+    pub(crate) batch: Option<u64>,
+    /// Tokens of each sequence already in the cache [default: 0]
+    #[arg(long, value_name = "TOKENS", value_parser = flat(depth))]
+    pub(crate) depth: Option<u64>,
     /// Prompt tokens of each sequence [default: the chunk]
-    #[arg(long, value_name = "TOKENS", value_parser = flat(positive), requires = "self_test")]
+    #[arg(long, value_name = "TOKENS", value_parser = flat(positive))]
     pub(crate) prompt: Option<u64>,
-    /// Tokens each sequence generates
-    #[arg(long, value_name = "TOKENS", value_parser = flat(outputs), default_value = "16", requires = "self_test")]
-    pub(crate) output: u64,
-    /// Repetitions on either side of a comparison
-    #[arg(long, value_name = "N", value_parser = flat(repetitions), default_value = "12", requires = "self_test")]
-    pub(crate) repetitions: usize,
+    /// Tokens each sequence generates [default: 16]
+    #[arg(long, value_name = "TOKENS", value_parser = flat(outputs))]
+    pub(crate) output: Option<u64>,
+    /// Repetitions on either side of a comparison [default: 12]
+    #[arg(long, value_name = "N", value_parser = flat(repetitions))]
+    pub(crate) repetitions: Option<usize>,
     /// Folder of the self-test's files [default: highwater-out/RUN]
-    #[arg(long, value_name = "DIR", requires = "self_test")]
+    #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) target: Target,
@@ -97,19 +97,70 @@ pub(crate) struct ProbeArgs {
     pub(crate) numerics: Numerics,
 }
 
+/// What a self-test runs, defaults filled in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cell {
+    /// Prefill token budget of a step.
+    pub(crate) chunk: u64,
+    /// Sequences.
+    pub(crate) batch: u64,
+    /// Tokens of each sequence already in the cache.
+    pub(crate) depth: u64,
+    /// Prompt tokens of each sequence.
+    pub(crate) prompt: u64,
+    /// Tokens each sequence generates.
+    pub(crate) output: u64,
+    /// Repetitions on either side of a comparison.
+    pub(crate) repetitions: usize,
+}
+
 impl ProbeArgs {
-    /// Whether a place or a type is named, which nothing but a self-test has.
-    pub(crate) fn is_placed(&self) -> bool {
+    /// The cell, defaults filled in.
+    pub(crate) fn cell(&self) -> Cell {
+        let chunk = self.chunk.unwrap_or(64);
+        Cell {
+            chunk,
+            batch: self.batch.unwrap_or(1),
+            depth: self.depth.unwrap_or(0),
+            prompt: self.prompt.unwrap_or(chunk),
+            output: self.output.unwrap_or(16),
+            repetitions: self.repetitions.unwrap_or(12),
+        }
+    }
+
+    /// Whether anything of it is named.
+    fn is_named(&self) -> bool {
         let (target, numerics) = (&self.target, &self.numerics);
-        target.device != DeviceChoice::Auto
+        let cell = [self.chunk, self.batch, self.depth, self.prompt, self.output, target.budget.vram];
+        cell.iter().any(Option::is_some)
+            || self.model.is_some()
+            || self.repetitions.is_some()
+            || self.out.is_some()
+            || target.device != DeviceChoice::Auto
             || target.card.is_some()
-            || target.budget.vram.is_some()
             || target.budget.kv_tokens.is_some()
             || numerics.dtype.is_some()
             || numerics.kv_dtype.is_some()
             || numerics.act_quant.is_some()
             || numerics.batch_invariant
+            || numerics.seed != 0
             || numerics.fault.is_some()
+    }
+}
+
+impl GateArgs {
+    /// Refuses flags of one form of `gate` beside another: they would say something that is not done.
+    pub(crate) fn check(&self) -> Result<()> {
+        ensure!(
+            self.self_test.is_some() || !self.probe.is_named(),
+            "the model, the cell, the place and --out are of --self-test alone"
+        );
+        ensure!(self.criterion.is_some() || self.saved.is_none(), "--baseline is of --criterion alone");
+        let runs = self.baseline.is_some();
+        ensure!(runs || !self.force, "--force is of two runs");
+        ensure!(self.self_test.is_none() || !self.subset, "--subset is of two runs and of --criterion");
+        ensure!(self.self_test.is_none() || self.markdown.is_none(), "--markdown is of two runs and of --criterion");
+        Ok(())
     }
 }
 
@@ -163,24 +214,37 @@ mod tests {
         let runs = parse("gate a b --threshold 2.5% --strict").unwrap();
         assert_eq!((runs.threshold, runs.strict, runs.candidate.is_some()), (0.025, true, true));
         let criterion = parse("gate --criterion target/criterion").unwrap();
-        assert_eq!((criterion.saved.as_str(), criterion.baseline), ("base", None));
-        let probe = parse("gate --self-test 20 --device cpu --model tiny --repetitions 8").unwrap();
-        assert_eq!((probe.self_test, probe.probe.repetitions), (Some(20), 8));
+        assert_eq!((criterion.saved, criterion.baseline), (None, None));
+        let probe = parse("gate --self-test 20 --device cpu --model tiny --repetitions 10").unwrap();
+        assert_eq!((probe.self_test, probe.probe.repetitions), (Some(20), Some(10)));
         for line in [
             "gate",
             "gate a",
             "gate a b --criterion c",
             "gate a b --self-test 3",
-            "gate a b --model tiny",
             "gate --criterion c --self-test 3",
             "gate a b --threshold 1",
             "gate a b --threshold -1%",
             "gate a b --threshold NaN%",
             "gate --self-test 0",
-            "gate --self-test 9 --repetitions 7",
+            "gate --self-test 9 --repetitions 9",
             "gate --self-test 9 --output 1",
         ] {
             assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");
+        }
+        for line in [
+            "gate a b --model tiny",
+            "gate a b --output 9",
+            "gate a b --device cpu",
+            "gate a b --baseline main",
+            "gate --criterion c --force",
+            "gate --self-test 9 --subset",
+            "gate --self-test 9 --markdown m",
+        ] {
+            assert!(parse(line).unwrap().check().unwrap_err().to_string().contains(" is of ") || line.contains("a b"));
+        }
+        for line in ["gate a b --force --subset --markdown m", "gate --criterion c --baseline main --subset"] {
+            parse(line).unwrap().check().unwrap();
         }
     }
 

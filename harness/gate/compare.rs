@@ -294,7 +294,7 @@ impl Judged<'_> {
     fn next(&self, baseline: bool, comparison: Option<&Comparison>) -> Option<String> {
         let (row, run) = if baseline { (self.pair.base, self.base) } else { (self.pair.candidate, self.candidate) };
         let folder = next::fresh(&run.path, self.number);
-        let sweep = next::sweep(row, &folder, |had| next::seconds(had, comparison))?;
+        let sweep = next::sweep(row, &folder, comparison)?;
         let (from, to) = (self.base.path.display().to_string(), self.candidate.path.display().to_string());
         let again = folder.display().to_string();
         let (from, to) = if baseline { (again, to) } else { (from, again) };

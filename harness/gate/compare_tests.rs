@@ -154,7 +154,8 @@ fn few_samples_ask_for_the_run_that_lacks_them() {
         assert_eq!(kinds(&report), [Kind::Inconclusive]);
         report.findings[0].next.clone().unwrap()
     };
-    let cell = "highwater sweep tiny --axis chunk=64 --axis batch=1 --axis depth=0 --cell-seconds 40 --out run-again-1";
+    let cell = "highwater sweep tiny --axis chunk=64 --axis batch=1 --axis depth=0 --repetitions 60 --cell-seconds 50 --out \
+                run-again-1";
     assert_eq!(next(&row(64), &few), format!("{cell} && highwater gate run run-again-1 --subset"));
     assert_eq!(next(&few, &row(64)), format!("{cell} && highwater gate run-again-1 run --subset"));
 }

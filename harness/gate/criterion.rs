@@ -67,9 +67,8 @@ struct Measured {
 /// Holds the last run of every benchmark under `folder` to the baseline `saved`.
 pub(crate) fn gate(folder: &Path, saved: &str, threshold: f64, strict: bool, subset: bool) -> Result<Report, Failure> {
     if saved == NEW || saved.is_empty() || Path::new(saved).components().count() != 1 || saved.starts_with('.') {
-        let what =
-            anyhow::anyhow!("--baseline {saved:?}: name what --save-baseline named; `{NEW}` is the last run itself");
-        return Err(Failure::usage(&what));
+        let what = anyhow::anyhow!("{saved:?}: name what --save-baseline named; `{NEW}` is the last run itself");
+        return Err(Failure::request("--baseline", &what));
     }
     let benches = benches(folder, saved)?;
     let of = |baseline: &str| format!("{} ({baseline})", folder.display());

@@ -8,23 +8,33 @@ use crate::verdict::{Comparison, LEAST_SAMPLES, MOST_HALF_WIDTH};
 
 /// Seconds a cell is measured for where its command does not say.
 const CELL_SECONDS: f64 = 10.0;
-/// Most seconds that are asked for.
+/// Most seconds, and most repetitions, that are asked for.
 const MOST_SECONDS: f64 = 3600.0;
+const MOST_REPETITIONS: usize = 1000;
 
-/// Seconds for a cell whose comparison decided nothing, given what it had: intervals narrow with the root of the time.
-pub(crate) fn seconds(had: f64, compared: Option<&Comparison>) -> f64 {
-    let factor = compared.map_or(1.0, |compared| {
+/// How many times longer to measure what a comparison left undecided: intervals narrow with the root of the time.
+fn factor(compared: Option<&Comparison>) -> f64 {
+    compared.map_or(1.0, |compared| {
         let least = compared.base_samples.min(compared.candidate_samples).max(1);
         let by_count = LEAST_SAMPLES as f64 / least as f64;
         let by_width = compared.half_width().map_or(1.0, |half| (half / MOST_HALF_WIDTH).powi(2));
         (1.5 * by_count.max(by_width)).clamp(2.0, 20.0)
-    });
-    (had * factor).ceil().clamp(1.0, MOST_SECONDS)
+    })
 }
 
-/// The sweep that measured `row`, for its cell alone, into `out`, for as long as `longer` makes of what it had. `None` where
-/// the row does not hold a sweep's command line.
-pub(crate) fn sweep(row: &Row, out: &Path, longer: impl FnOnce(f64) -> f64) -> Option<String> {
+/// Seconds for a cell that had `had` and was not decided.
+pub(crate) fn seconds(had: f64, compared: Option<&Comparison>) -> f64 {
+    (had * factor(compared)).ceil().clamp(1.0, MOST_SECONDS)
+}
+
+/// Repetitions for a cell that had `had` and was not decided.
+fn repetitions(had: usize, compared: Option<&Comparison>) -> usize {
+    ((had as f64 * factor(compared)).ceil() as usize).clamp(2 * LEAST_SAMPLES, MOST_REPETITIONS)
+}
+
+/// The sweep that measured `row`, for its cell alone, into `out`, as long and as often as what was left undecided needs.
+/// `None` where the row does not hold a sweep's command line.
+pub(crate) fn sweep(row: &Row, out: &Path, compared: Option<&Comparison>) -> Option<String> {
     let words = words(&row.argv)?;
     let mut words = words.into_iter();
     let program = words.next()?;
@@ -39,7 +49,7 @@ pub(crate) fn sweep(row: &Row, out: &Path, longer: impl FnOnce(f64) -> f64) -> O
         };
         match flag {
             "--resume" => {}
-            "--axis" | "--out" | "--cell-seconds" | "--shard" => {
+            "--axis" | "--out" | "--cell-seconds" | "--repetitions" | "--precision" | "--shard" => {
                 let value = match inline {
                     Some(value) => value,
                     None => words.next()?,
@@ -57,7 +67,9 @@ pub(crate) fn sweep(row: &Row, out: &Path, longer: impl FnOnce(f64) -> f64) -> O
     for (axis, value) in [("chunk", row.chunk), ("batch", row.batch), ("depth", row.depth)] {
         kept.extend(["--axis".to_owned(), format!("{axis}={value}")]);
     }
-    kept.extend(["--cell-seconds".to_owned(), longer(had).to_string()]);
+    // A narrow interval must not end them before there are enough.
+    kept.extend(["--repetitions".to_owned(), repetitions(row.prefill_samples_ms.len(), compared).to_string()]);
+    kept.extend(["--cell-seconds".to_owned(), seconds(had, compared).to_string()]);
     kept.extend(["--out".to_owned(), out.display().to_string()]);
     Some(command_line(kept.into_iter()))
 }
@@ -124,15 +136,15 @@ mod tests {
     #[test]
     fn the_next_command_is_the_cell_s_own_and_longer() {
         let argv = "highwater sweep 'my model' --axis chunk=512,64 --axis kv-dtype=fp8 --axis=depth=0 --out old \
-                    --cell-seconds=20 --resume --vram 16GiB --shard 1/2";
+                    --cell-seconds=20 --resume --precision 1% --repetitions 3 --vram 16GiB --shard 1/2";
         let row = Row { argv: argv.into(), depth: 4096, ..ok_row(64, 2, 64) };
         assert_eq!(
-            sweep(&row, Path::new("new"), |had| had * 2.0).unwrap(),
+            sweep(&row, Path::new("new"), None).unwrap(),
             "highwater sweep 'my model' --axis kv-dtype=fp8 --vram 16GiB --axis chunk=64 --axis batch=2 --axis depth=4096 \
-             --cell-seconds 40 --out new"
+             --repetitions 20 --cell-seconds 20 --out new"
         );
         for argv in ["", "highwater", "highwater plan x", "highwater sweep --out", "highwater sweep 'x"] {
-            assert_eq!(sweep(&Row { argv: argv.into(), ..row.clone() }, Path::new("new"), |had| had), None, "{argv}");
+            assert_eq!(sweep(&Row { argv: argv.into(), ..row.clone() }, Path::new("new"), None), None, "{argv}");
         }
     }
 
@@ -140,11 +152,11 @@ mod tests {
     fn wide_intervals_and_few_samples_ask_for_more_time_within_bounds() {
         let rule = Rule { threshold: 0.01, floor: 0.0 };
         let few = Comparison::of(&[1.0; 2], &[1.0; 8], rule, 1).unwrap();
-        assert_eq!(seconds(10.0, Some(&few)), 60.0);
+        assert_eq!(seconds(10.0, Some(&few)), 75.0);
         let wild: Vec<f64> = (1..=8).map(f64::from).collect();
         let wide = Comparison::of(&wild, &wild, rule, 1).unwrap();
         assert_eq!((seconds(10.0, Some(&wide)), seconds(1000.0, Some(&wide))), (200.0, 3600.0));
-        assert_eq!(seconds(10.0, None), 10.0);
+        assert_eq!((seconds(10.0, None), repetitions(0, None), repetitions(30, Some(&wide))), (10.0, 20, 600));
     }
 
     #[test]

@@ -116,7 +116,7 @@ fn on_a_quiet_processor_too_given_its_repetitions() {
 #[test]
 fn on_a_noisy_processor_nothing_is_concluded_wrongly_however_few_the_repetitions() {
     let noisy: Vec<Set> = of_a_processor().into_iter().filter(|set| !set.name.starts_with("quiet")).collect();
-    for repetitions in [8, 12, 20] {
+    for repetitions in [10, 12, 20] {
         let equal = verdicts(&noisy, EQUAL, repetitions, 1.0);
         let wrong = count(&equal, Verdict::Slower) + count(&equal, Verdict::Faster);
         assert!(wrong <= 1, "{wrong} of {EQUAL} at {repetitions} repetitions");

@@ -354,7 +354,7 @@ mod tests {
         report.compare("tiny", "TPOT", "ms", comparison, |_| Some("highwater sweep".into()));
         let (text, markdown, json) = (report.text(), report.markdown(), report.json().unwrap());
         assert!(text.contains("INCONCLUSIVE: tiny: TPOT 1.000 -> 1.000 ms"), "{text}");
-        assert!(text.contains("3 samples; 8 are needed") && text.contains("    next: highwater sweep\n"), "{text}");
+        assert!(text.contains("3 samples; 10 are needed") && text.contains("    next: highwater sweep\n"), "{text}");
         assert!(
             markdown.contains("    next: `highwater sweep`") && markdown.contains("| INCONCLUSIVE |"),
             "{markdown}"

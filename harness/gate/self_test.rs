@@ -16,7 +16,7 @@ use highwater::ops::{Limits, Numerics};
 use serde::Serialize;
 
 use crate::failure::{FAILED, Failure, UNDECIDED};
-use crate::gate::cli::{GateArgs, ProbeArgs};
+use crate::gate::cli::{Cell, GateArgs};
 use crate::gate::compare::METRICS;
 use crate::gate::memory::Memory;
 use crate::gate::rates::Rate;
@@ -64,9 +64,14 @@ struct Probe {
 }
 
 impl Probe {
-    fn load(args: &ProbeArgs, model: &Model, place: &Place, values: Values) -> Result<Probe, Failure> {
-        let prompt = args.prompt.unwrap_or(args.chunk);
-        let context = args.depth.saturating_add(prompt).saturating_add(args.output);
+    fn load(
+        args: Cell,
+        kv_tokens: Option<u64>,
+        model: &Model,
+        place: &Place,
+        values: Values,
+    ) -> Result<Probe, Failure> {
+        let context = args.depth.saturating_add(args.prompt).saturating_add(args.output);
         let page = PAGE_TOKENS as u64;
         let each = context.div_ceil(page).saturating_mul(page);
         let options = Options {
@@ -77,7 +82,7 @@ impl Probe {
                 batch: args.batch as usize,
                 context: context as usize,
             },
-            kv: KvBudget::Tokens(args.target.budget.kv_tokens.unwrap_or(args.batch.saturating_mul(each))),
+            kv: KvBudget::Tokens(kv_tokens.unwrap_or(args.batch.saturating_mul(each))),
             policy: Policy::PrefillFirst,
             seed: model.seed,
             graphs: true,
@@ -85,7 +90,7 @@ impl Probe {
         };
         let engine = load(place, model.open()?, options)?;
         let (depth, output) = (args.depth as usize, args.output as usize);
-        Ok(Probe { engine, prompt: prompt as usize, depth, output, batch: args.batch, seed: model.seed })
+        Ok(Probe { engine, prompt: args.prompt as usize, depth, output, batch: args.batch, seed: model.seed })
     }
 
     /// Runs the cell once with this fault.
@@ -203,12 +208,13 @@ pub(crate) fn self_test(args: &GateArgs, comparisons: usize) -> Result<(), Failu
         let what = "a self-test seeds its own faults".to_owned();
         return Err(Error::Request { param: "--fault", what }.into());
     }
-    let model = Model { text: probe.model.clone(), seed: probe.numerics.seed };
+    let named = probe.model.clone().unwrap_or_else(|| "tiny@bf16".to_owned());
+    let (model, asked) = (Model { text: named, seed: probe.numerics.seed }, probe.cell());
     let source = model.open()?;
     let provenance = Provenance::gather();
     let mut row =
-        Row { chunk: probe.chunk, batch: probe.batch, depth: probe.depth, ..template(&model, &source, &place, values) };
-    (row.prompt, row.output) = (Some(probe.prompt.unwrap_or(probe.chunk)), Some(probe.output));
+        Row { chunk: asked.chunk, batch: asked.batch, depth: asked.depth, ..template(&model, &source, &place, values) };
+    (row.prompt, row.output) = (Some(asked.prompt), Some(asked.output));
     provenance.stamp(&mut row);
     let out = probe.out.clone().unwrap_or_else(|| Path::new("highwater-out").join(&provenance.run));
     std::fs::create_dir_all(&out).with_context(|| format!("cannot create the folder {}", out.display()))?;
@@ -216,8 +222,8 @@ pub(crate) fn self_test(args: &GateArgs, comparisons: usize) -> Result<(), Failu
     let mut csv = csv::Writer::from_path(&path).with_context(|| format!("cannot create {}", path.display()))?;
 
     let timed = place.kind != Kind::Plan;
-    let repetitions = if timed { probe.repetitions } else { 1 };
-    let mut cell = Probe::load(probe, &model, &place, values)?;
+    let repetitions = if timed { asked.repetitions } else { 1 };
+    let mut cell = Probe::load(asked, probe.target.budget.kv_tokens, &model, &place, values)?;
     for _ in 0..if timed { WARM_UP } else { 0 } {
         cell.pass(None)?;
     }

@@ -12,20 +12,20 @@ fn binary() -> String {
 
 fn ab(dir: &Path, flags: &[&str], words: &[&str]) -> (i32, String) {
     let out = dir.join("ab").display().to_string();
-    let args = [&["ab", "--blocks", "8", "--out", &out], flags, &["--"], words].concat();
+    let args = [&["ab", "--blocks", "10", "--out", &out], flags, &["--"], words].concat();
     let Output { status, stdout, stderr } = Command::cargo_bin("highwater").unwrap().args(&args).output().unwrap();
     let text = format!("{}{}", String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
     (status.code().expect("no signal"), text)
 }
 
-/// A program that stands for a build: a script that is given the words of `sweep` and ends in `--out DIR`.
+/// A program that stands for a build: a script that is given the words of `sweep` and ends in `--out DIR`. A shell writes it:
+/// a file that this process had open for writing could still be so in a child of another test, and would not start.
 fn script(dir: &Path, name: &str, body: &str) -> String {
-    let path = dir.join(name);
-    fs::write(&path, format!("#!/bin/sh\nfor out; do :; done\n{body}\n")).unwrap();
-    let mut permissions = fs::metadata(&path).unwrap().permissions();
-    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o755);
-    fs::set_permissions(&path, permissions).unwrap();
-    path.display().to_string()
+    let path = dir.join(name).display().to_string();
+    let text = format!("#!/bin/sh\nfor out; do :; done\n{body}\n");
+    let made = ["-c", "printf %s \"$1\" > \"$0\" && chmod +x \"$0\"", &path, &text];
+    Command::new("/bin/sh").args(made).assert().success();
+    path
 }
 
 /// An H200's rows, their times multiplied.
@@ -59,7 +59,7 @@ fn a_program_is_never_slower_or_faster_than_itself() {
         text.contains(&format!("base: {own} fnv1a64:")) && text.contains(&format!("candidate: {own} fnv1a64:")),
         "{text}"
     );
-    assert_eq!(text.matches("8/8").count(), 2, "prefill and TPOT of eight blocks: {text}");
+    assert_eq!(text.matches("10/10").count(), 2, "prefill and TPOT of ten blocks: {text}");
     assert!(!text.contains("SLOWER") && !text.contains("FASTER"), "{text}");
 }
 

@@ -154,7 +154,7 @@ fn failed_and_missing_cells_exit_1() {
 fn what_is_inconclusive_says_the_next_command_and_exits_5_only_when_strict() {
     let few = |rows: &mut Vec<Value>| rows[0]["tpot_passes_ms"] = json!([9.7, 9.7, 9.7]);
     let ran = gate(few, &[]);
-    holds(&ran, 0, &["INCONCLUSIVE: ", "3 samples; 8 are needed", "1 INCONCLUSIVE"]);
+    holds(&ran, 0, &["INCONCLUSIVE: ", "3 samples; 10 are needed", "1 INCONCLUSIVE"]);
     let next = ran.out.lines().find_map(|line| line.trim().strip_prefix("next: ")).unwrap();
     let again = "highwater sweep qwen3.6-27b@fp8-channel";
     assert!(next.starts_with(again) && next.contains("--axis batch=1 ") && next.contains("--cell-seconds"), "{next}");
@@ -286,7 +286,7 @@ fn fifty_repeats_raise_no_alarm_and_every_seeded_buffer_is_found() {
     let dir = tempfile::tempdir().unwrap();
     for device in ["plan", "cpu"] {
         let out = dir.path().join(device).display().to_string();
-        let cell = ["--chunk", "8", "--output", "2", "--repetitions", "8", "--device", device, "--out", &out];
+        let cell = ["--chunk", "8", "--output", "2", "--repetitions", "10", "--device", device, "--out", &out];
         let ran = highwater(&[&["gate", "--self-test", "50", "--json"], &cell[..]].concat());
         let said: Value = serde_json::Deserializer::from_str(&ran.out).into_iter().next().unwrap().unwrap();
         let rate = |name: &str| (said[name]["hits"].as_u64().unwrap(), said[name]["trials"].as_u64().unwrap());

@@ -126,7 +126,7 @@ fn few_samples_are_inconclusive_and_say_what_to_run() {
     assert_eq!(code, 5, "{text}");
     let next = text.lines().find_map(|line| line.trim().strip_prefix("next: ")).unwrap();
     assert!(next.starts_with("cargo bench -- --exact norm/") && next.contains("--baseline before"), "{next}");
-    assert!(text.contains("3 samples; 8 are needed"), "{text}");
+    assert!(text.contains("3 samples; 10 are needed"), "{text}");
 }
 
 #[test]
