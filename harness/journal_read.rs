@@ -55,7 +55,6 @@ pub(crate) fn open(path: &Path) -> Result<File> {
 }
 
 /// The rows of a CSV file. It holds no samples.
-#[cfg(test)]
 pub(crate) fn read_csv(path: &Path) -> Result<Vec<Row>> {
     let mut reader = csv::Reader::from_path(path).with_context(|| format!("cannot open {}", path.display()))?;
     let mut rows = Vec::new();
