@@ -6,9 +6,13 @@
 //! - a range in nvbench's form: `1:16:3`, `9:13`, both ends included.
 //!
 //! After `NAME[pow2]` every value is an exponent: `chunk[pow2]=[9:13]` is 512, 1024, 2048, 4096, 8192.
+//! The axes kv-dtype, recipe, card and workload take lists of words instead, whose meaning is `group`'s to know.
 //! Values keep their order and repeated ones are dropped.
 
 use anyhow::{Context, Result, bail, ensure};
+
+use crate::record::Row;
+use crate::workload::Kind;
 
 /// Most values one axis may have; a range is counted before it is expanded.
 pub(crate) const MAX_VALUES: usize = 1024;
@@ -31,11 +35,20 @@ pub(crate) enum Axis {
     Batch,
     /// Tokens of each sequence already in the cache when the cell starts.
     Depth,
+    /// Type of the KV cache.
+    KvDtype,
+    /// How the weights are stored.
+    Recipe,
+    /// Whose sizes and tactics are taken.
+    Card,
+    /// What the sequences do.
+    Workload,
 }
 
 impl Axis {
     /// Every axis, in the order cells print.
-    pub(crate) const ALL: [Axis; 3] = [Axis::Chunk, Axis::Batch, Axis::Depth];
+    pub(crate) const ALL: [Axis; 7] =
+        [Axis::Chunk, Axis::Batch, Axis::Depth, Axis::KvDtype, Axis::Recipe, Axis::Card, Axis::Workload];
 
     /// The name on the command line and in the rows.
     pub(crate) fn name(self) -> &'static str {
@@ -43,15 +56,20 @@ impl Axis {
             Axis::Chunk => "chunk",
             Axis::Batch => "batch",
             Axis::Depth => "depth",
+            Axis::KvDtype => "kv-dtype",
+            Axis::Recipe => "recipe",
+            Axis::Card => "card",
+            Axis::Workload => "workload",
         }
     }
 
-    /// Smallest and largest value.
-    fn bounds(self) -> (u64, u64) {
+    /// Smallest and largest value of an axis of numbers; none of one of words.
+    fn bounds(self) -> Option<(u64, u64)> {
         match self {
-            Axis::Chunk => (1, MAX_CHUNK),
-            Axis::Batch => (1, MAX_BATCH),
-            Axis::Depth => (0, MAX_TOKENS),
+            Axis::Chunk => Some((1, MAX_CHUNK)),
+            Axis::Batch => Some((1, MAX_BATCH)),
+            Axis::Depth => Some((0, MAX_TOKENS)),
+            Axis::KvDtype | Axis::Recipe | Axis::Card | Axis::Workload => None,
         }
     }
 
@@ -67,7 +85,10 @@ impl Axis {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AxisValues {
     axis: Axis,
+    /// Of an axis of numbers.
     values: Vec<u64>,
+    /// Of an axis of words.
+    words: Vec<String>,
 }
 
 impl AxisValues {
@@ -92,23 +113,45 @@ impl std::str::FromStr for AxisValues {
             }
         };
         let axis = Axis::parse(name)?;
+        let Some((low, high)) = axis.bounds() else {
+            ensure!(!pow2, "axis {}: [pow2] is for numbers", axis.name());
+            let words = parse_words(items).with_context(|| format!("axis {}", axis.name()))?;
+            return Ok(AxisValues { axis, values: Vec::new(), words });
+        };
         let values = parse_items(items, pow2).with_context(|| format!("axis {}", axis.name()))?;
-        let (low, high) = axis.bounds();
         if let Some(value) = values.iter().find(|value| !(low..=high).contains(*value)) {
             bail!("axis {}: {value} is outside {low} to {high}", axis.name());
         }
-        Ok(AxisValues { axis, values })
+        Ok(AxisValues { axis, values, words: Vec::new() })
     }
+}
+
+/// The items without the square brackets that may stand around them.
+fn unbracketed(items: &str) -> Result<&str> {
+    let items = items.trim();
+    match (items.strip_prefix('['), items.strip_suffix(']')) {
+        (Some(rest), Some(_)) if items.len() >= 2 => Ok(&rest[..rest.len() - 1]),
+        (None, None) => Ok(items),
+        _ => bail!("`{items}`: a square bracket is opened or closed alone"),
+    }
+}
+
+/// The words of `items`.
+fn parse_words(items: &str) -> Result<Vec<String>> {
+    let mut words: Vec<String> = Vec::new();
+    for word in unbracketed(items)?.split(',').map(str::trim) {
+        ensure!(!word.is_empty(), "an empty value; write e.g. kv-dtype=bf16,fp8");
+        if !words.iter().any(|known| known == word) {
+            words.push(word.to_owned());
+        }
+    }
+    ensure!(words.len() <= MAX_VALUES, "{} values; an axis may have {MAX_VALUES}", words.len());
+    Ok(words)
 }
 
 /// The values of `items`, bounded in number before anything is expanded.
 fn parse_items(items: &str, pow2: bool) -> Result<Vec<u64>> {
-    let items = items.trim();
-    let inner = match (items.strip_prefix('['), items.strip_suffix(']')) {
-        (Some(rest), Some(_)) if items.len() >= 2 => &rest[..rest.len() - 1],
-        (None, None) => items,
-        _ => bail!("`{items}`: a square bracket is opened or closed alone"),
-    };
+    let inner = unbracketed(items)?;
     ensure!(!inner.trim().is_empty(), "no values; write e.g. 512,2048 or 512-8192*2 or [512:8192:512]");
     let mut values = Vec::new();
     let mut seen = std::collections::HashSet::new();
@@ -234,17 +277,38 @@ pub(crate) struct Cell {
     pub(crate) batch: u64,
     /// Tokens of each sequence already in the cache.
     pub(crate) depth: u64,
+    /// What the sequences do.
+    pub(crate) workload: Kind,
 }
 
 impl Cell {
-    /// Whether every axis of `self` is at least `other`'s: what `other` cannot hold, `self` cannot.
+    /// A cell of equal sequences.
+    pub(crate) fn fixed(chunk: u64, batch: u64, depth: u64) -> Cell {
+        Cell { chunk, batch, depth, workload: Kind::Fixed }
+    }
+
+    /// Writes the columns of the axes into a row.
+    pub(crate) fn stamp(&self, row: &mut Row) {
+        row.chunk = self.chunk;
+        row.batch = self.batch;
+        row.depth = self.depth;
+        row.workload = Some(self.workload.name().to_owned());
+    }
+
+    /// Whether `self` does what `other` does and every axis is at least `other`'s: what `other` cannot hold, `self` cannot.
     pub(crate) fn dominates(&self, other: &Cell) -> bool {
-        self.chunk >= other.chunk && self.batch >= other.batch && self.depth >= other.depth
+        self.workload == other.workload
+            && self.chunk >= other.chunk
+            && self.batch >= other.batch
+            && self.depth >= other.depth
     }
 }
 
 impl std::fmt::Display for Cell {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.workload != Kind::Fixed {
+            write!(f, "{} ", self.workload.name())?;
+        }
         write!(f, "chunk {} batch {} depth {}", self.chunk, self.batch, self.depth)
     }
 }
@@ -255,13 +319,29 @@ pub(crate) struct Grid {
     chunk: Vec<u64>,
     batch: Vec<u64>,
     depth: Vec<u64>,
+    /// KV types; none where the axis is not given. So too the others.
+    pub(crate) kv_dtypes: Vec<String>,
+    /// Recipes.
+    pub(crate) recipes: Vec<String>,
+    /// Cards.
+    pub(crate) cards: Vec<String>,
+    /// Workloads.
+    pub(crate) workloads: Vec<String>,
 }
 
 impl Grid {
     /// The grid of the axes given, and for those not given `chunk=512,2048,8192`, `batch=1`, `depth=0`.
     pub(crate) fn new(axes: &[AxisValues]) -> Result<Grid> {
-        let mut grid = Grid { chunk: vec![512, 2048, 8192], batch: vec![1], depth: vec![0] };
-        for (at, AxisValues { axis, values }) in axes.iter().enumerate() {
+        let mut grid = Grid {
+            chunk: vec![512, 2048, 8192],
+            batch: vec![1],
+            depth: vec![0],
+            kv_dtypes: Vec::new(),
+            recipes: Vec::new(),
+            cards: Vec::new(),
+            workloads: Vec::new(),
+        };
+        for (at, AxisValues { axis, values, words }) in axes.iter().enumerate() {
             ensure!(
                 axes[..at].iter().all(|earlier| earlier.axis != *axis),
                 "--axis {0} is given twice; join its values with commas, as in --axis {0}=1,2",
@@ -271,13 +351,20 @@ impl Grid {
                 Axis::Chunk => grid.chunk.clone_from(values),
                 Axis::Batch => grid.batch.clone_from(values),
                 Axis::Depth => grid.depth.clone_from(values),
+                Axis::KvDtype => grid.kv_dtypes.clone_from(words),
+                Axis::Recipe => grid.recipes.clone_from(words),
+                Axis::Card => grid.cards.clone_from(words),
+                Axis::Workload => grid.workloads.clone_from(words),
             }
         }
-        // At most 1024^3: no overflow.
-        let cells = grid.chunk.len() * grid.batch.len() * grid.depth.len();
+        let of_words = [&grid.kv_dtypes, &grid.recipes, &grid.cards, &grid.workloads];
+        // At most 1024^7: no overflow.
+        let groups: u128 = of_words.iter().map(|words| words.len().max(1) as u128).product();
+        let cells = groups * (grid.chunk.len() * grid.batch.len() * grid.depth.len()) as u128;
         ensure!(
-            cells <= MAX_CELLS,
-            "the axes make {cells} cells ({} chunk x {} batch x {} depth) and a sweep may have {MAX_CELLS}; give fewer values",
+            cells <= MAX_CELLS as u128,
+            "the axes make {cells} cells ({} chunk x {} batch x {} depth x {groups} of the others) and a sweep may have \
+             {MAX_CELLS}; give fewer values",
             grid.chunk.len(),
             grid.batch.len(),
             grid.depth.len()
@@ -290,15 +377,15 @@ impl Grid {
         self.depth.iter().flat_map(|&depth| self.batch.iter().map(move |&batch| (batch, depth))).collect()
     }
 
-    /// Every cell: depth outermost, then batch, then chunk, each in the order given.
-    pub(crate) fn cells(&self) -> Vec<Cell> {
-        let mut cells = Vec::with_capacity(self.chunk.len() * self.batch.len() * self.depth.len());
-        for &depth in &self.depth {
-            for &batch in &self.batch {
-                cells.extend(self.chunk.iter().map(|&chunk| Cell { chunk, batch, depth }));
-            }
-        }
-        cells
+    /// Every cell of those workloads: workload outermost, then depth, batch and chunk, each in the order given.
+    pub(crate) fn cells(&self, workloads: &[Kind]) -> Vec<Cell> {
+        let points = || self.batches_and_depths().into_iter();
+        let of = |workload: Kind| {
+            points().flat_map(move |(batch, depth)| {
+                self.chunk.iter().map(move |&chunk| Cell { chunk, batch, depth, workload })
+            })
+        };
+        workloads.iter().flat_map(|workload| of(*workload)).collect()
     }
 }
 
@@ -398,13 +485,33 @@ mod tests {
     #[test]
     fn a_grid_has_every_cell_once_with_the_chunk_innermost() {
         let axes: Vec<AxisValues> = ["batch=1,2", "depth=0,64"].iter().map(|t| t.parse().unwrap()).collect();
-        let cells = Grid::new(&axes).unwrap().cells();
+        let cells = Grid::new(&axes).unwrap().cells(&[Kind::Fixed]);
         assert_eq!(cells.len(), 12);
-        assert_eq!(cells[0], Cell { chunk: 512, batch: 1, depth: 0 });
-        assert_eq!(cells[1], Cell { chunk: 2048, batch: 1, depth: 0 });
-        assert_eq!(cells[3], Cell { chunk: 512, batch: 2, depth: 0 });
-        assert_eq!(cells[11], Cell { chunk: 8192, batch: 2, depth: 64 });
+        assert_eq!(cells[0], Cell::fixed(512, 1, 0));
+        assert_eq!(cells[1], Cell::fixed(2048, 1, 0));
+        assert_eq!(cells[3], Cell::fixed(512, 2, 0));
+        assert_eq!(cells[11], Cell::fixed(8192, 2, 64));
         assert_eq!(cells.iter().collect::<std::collections::HashSet<_>>().len(), 12);
+    }
+
+    #[test]
+    fn axes_of_words_are_lists_and_workloads_are_outermost() {
+        let words = |text: &str| text.parse::<AxisValues>().unwrap_or_else(|e| panic!("{text}: {e:#}")).words;
+        assert_eq!(words("kv-dtype=bf16, fp8,bf16"), ["bf16", "fp8"]);
+        assert_eq!(words("card=[rtx-4090,h200]"), ["rtx-4090", "h200"]);
+        for (text, why) in [
+            ("recipe=", "an empty value"),
+            ("recipe=a,,b", "an empty value"),
+            ("card[pow2]=h200", "[pow2] is for numbers"),
+            ("workload=[fixed", "opened or closed alone"),
+        ] {
+            assert!(refusal(text).contains(why), "{text}");
+        }
+        let axes = ["chunk=1,2", "kv-dtype=bf16,fp8"].map(|text| text.parse().unwrap());
+        let cells = Grid::new(&axes).unwrap().cells(&[Kind::Fixed, Kind::Ladder]);
+        let of = |chunk, workload| Cell { workload, ..Cell::fixed(chunk, 1, 0) };
+        assert_eq!(cells, [of(1, Kind::Fixed), of(2, Kind::Fixed), of(1, Kind::Ladder), of(2, Kind::Ladder)]);
+        assert_eq!(cells[2].to_string(), "ladder chunk 1 batch 1 depth 0");
     }
 
     #[test]
@@ -417,14 +524,17 @@ mod tests {
         let many = parse(&["chunk=1-1000", "batch=1-1000", "depth=1"]).unwrap_err();
         assert!(many.contains("1000000 cells"), "{many}");
         assert!(parse(&["chunk=1-1000", "batch=1-100"]).is_ok());
+        let many = parse(&["chunk=1-1000", "batch=1-100", "recipe=a,b"]).unwrap_err();
+        assert!(many.contains("200000 cells"), "{many}");
     }
 
     #[test]
     fn dominance_needs_every_axis() {
-        let cell = |chunk, batch, depth| Cell { chunk, batch, depth };
+        let cell = Cell::fixed;
         assert!(cell(2, 2, 0).dominates(&cell(2, 1, 0)));
         assert!(cell(2, 2, 0).dominates(&cell(2, 2, 0)));
         assert!(!cell(4, 1, 0).dominates(&cell(2, 2, 0)));
         assert!(!cell(2, 2, 0).dominates(&cell(2, 2, 1)));
+        assert!(!cell(4, 2, 0).dominates(&Cell { workload: Kind::Ladder, ..cell(2, 2, 0) }));
     }
 }

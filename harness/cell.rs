@@ -1,45 +1,32 @@
-//! What a sweep cell does: a closed batch of equal requests, prefilled in chunks, then decoded together.
+//! Runs a cell on an engine that keeps its parameters, and writes what came of it into the row.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use highwater::checkpoint::{Mlp, Source};
-use highwater::device::{Device, Rates};
-use highwater::engine::{Engine, KvBudget, Options, Policy, Request, RequestId, Runner as Bare, StepOut, cache};
+use highwater::device::Device;
+use highwater::engine::{Engine, KvBudget, Options, Runner as Bare, cache};
 use highwater::error::{Error, KvPoolError, Result};
-use highwater::mem::Report;
 use highwater::model::StateScope;
-use highwater::num::philox;
 use highwater::ops::batch::PAGE_TOKENS;
-use highwater::ops::cost::step_floor_seconds;
 use highwater::ops::{Limits, Numerics};
 
 use crate::axis::Cell;
+use crate::hygiene;
+use crate::leak;
+use crate::measure::{Clock, LEVEL, Measure, Measured, Times};
+use crate::nvml::CardSource;
 use crate::owners::{Owner, Phases};
-use crate::record::Row;
+use crate::pass::{self, Course, Pass};
+use crate::record::{Row, Stage};
 use crate::stats::{Interval, Summary};
 use crate::sweep::Runner;
 use crate::target::{Kind, Model, Place, Values, load_telling};
+use crate::workload::Script;
 
-/// Timed repetitions of a cell after one that is not timed.
-const REPETITIONS: usize = 3;
-/// Level of the intervals in the rows.
-const LEVEL: f64 = 0.95;
-/// No further repetition begins after this long.
-const CELL_SECONDS: f64 = 10.0;
+pub(crate) use crate::workload::Workload;
 
-/// What every cell of a sweep shares.
-#[derive(Debug, Clone)]
-pub(crate) struct Workload {
-    /// Prompt tokens after the depth; the cell's chunk if `None`.
-    pub(crate) prompt: Option<u64>,
-    /// Tokens each sequence generates.
-    pub(crate) output: u64,
-    /// Tokens of the KV pool; what the cell needs if `None`.
-    pub(crate) kv_tokens: Option<u64>,
-    /// Tokens a sequence may hold; depth, prompt and output if `None`.
-    pub(crate) context: Option<u64>,
-}
+/// Passes of a trace by the clock: the second, with everything loaded, says which step each request comes before.
+const PASSES_BY_CLOCK: usize = 2;
 
 /// Runs cells on one engine, which keeps its parameters between them.
 pub(crate) struct EngineRunner {
@@ -51,49 +38,52 @@ pub(crate) struct EngineRunner {
     /// Told how loading gets on: bytes done and bytes in all.
     pub(crate) loading: Option<Loading>,
     engine: Option<Engine>,
+    /// The card, to be looked at while a cell runs on it; none where its management library does not answer.
+    card: Option<CardSource>,
 }
 
 /// What is told how loading gets on.
 pub(crate) type Loading = Box<dyn FnMut(u64, u64)>;
 
-/// One repetition's numbers.
-#[derive(Debug, Default)]
-struct Pass {
-    prefill: Duration,
-    prefill_floor: f64,
-    prefill_steps: u64,
-    decode_steps: u64,
-    preempted: u64,
-    decode_ms: Vec<f64>,
-    decode_floors: Vec<f64>,
-    first_token_ms: Vec<f64>,
-    prefill_peak: u64,
-    decode_peak: u64,
-    peak: Option<Report>,
-    phases: Phases,
-    tokens: HashMap<RequestId, Vec<u32>>,
+/// This process's own time.
+struct WallClock(Instant);
+
+impl Clock for WallClock {
+    fn now(&self) -> f64 {
+        self.0.elapsed().as_secs_f64()
+    }
+
+    fn pause(&self, seconds: f64) {
+        std::thread::sleep(Duration::from_secs_f64(seconds));
+    }
 }
 
 impl EngineRunner {
     /// Nothing is loaded before the first cell.
     pub(crate) fn new(model: Model, place: Place, values: Values, workload: Workload) -> EngineRunner {
-        EngineRunner { model, place, values, workload, loading: None, engine: None }
+        let card = match place.kind {
+            Kind::Cuda(ordinal) => CardSource::open(ordinal),
+            Kind::Cpu | Kind::Emulated | Kind::Plan => None,
+        };
+        EngineRunner { model, place, values, workload, loading: None, engine: None, card }
     }
 
-    fn options(&self, cell: &Cell, context: u64) -> Options {
-        let per_sequence = context.div_ceil(PAGE_TOKENS as u64) * PAGE_TOKENS as u64;
-        let kv_tokens = self.workload.kv_tokens.unwrap_or(cell.batch.saturating_mul(per_sequence));
+    fn options(&self, cell: &Cell, script: &Script) -> Options {
+        let context = self.workload.context.unwrap_or(script.context);
+        // A context beyond what the script holds is room that was asked for.
+        let room = || script.together.saturating_mul(context.div_ceil(PAGE_TOKENS as u64) * PAGE_TOKENS as u64);
+        let needed = if self.workload.context.is_some() { room() } else { script.kv_tokens() };
         Options {
             numerics: self.values.numerics,
             chunk: cell.chunk as usize,
             limits: Limits {
                 // A decode step has a row for each sequence, however small the chunk.
-                step_tokens: cell.chunk.max(cell.batch) as usize,
-                batch: cell.batch as usize,
+                step_tokens: cell.chunk.max(script.together) as usize,
+                batch: script.together as usize,
                 context: context as usize,
             },
-            kv: KvBudget::Tokens(kv_tokens),
-            policy: Policy::PrefillFirst,
+            kv: KvBudget::Tokens(self.workload.kv_tokens.unwrap_or(needed)),
+            policy: script.policy,
             seed: self.model.seed,
             graphs: true,
             fault: self.values.fault,
@@ -124,164 +114,76 @@ impl EngineRunner {
 
 impl Runner for EngineRunner {
     fn run(&mut self, cell: &Cell, row: &mut Row) -> Result<(), Error> {
-        let prompt = self.workload.prompt.unwrap_or(cell.chunk);
-        let context = cell.depth.saturating_add(prompt).saturating_add(self.workload.output);
-        row.prompt = Some(prompt);
-        row.output = Some(self.workload.output);
-        row.context = Some(context);
+        let script = Script::of(&self.workload, cell)?;
+        cell.stamp(row);
+        (row.prompt, row.output) = script.uniform;
+        row.context = Some(script.context);
         row.depth_primed = Some(cell.depth > 0);
-        let options = self.options(cell, self.workload.context.unwrap_or(context));
-        let (timed, seed, rates, output) =
-            (self.place.kind != Kind::Plan, self.model.seed, self.place.spec.rates, self.workload.output as usize);
+        let options = self.options(cell, &script);
         if let Some(tokens) = self.workload.kv_tokens {
-            let held = context.saturating_sub(1);
-            let source = self.model.open()?;
-            pool_holds(&self.place, &source, options.numerics, tokens, cell.batch, held)?;
+            pool_holds_all(&self.place, &self.model.open()?, options.numerics, tokens, &script.held)?;
         }
-        let engine = self.engine(options)?;
+        self.engine(options)?;
+        let timed = self.place.kind != Kind::Plan;
+        let EngineRunner { model, place, workload, engine: Some(engine), card, .. } = self else {
+            unreachable!("loaded on the line above")
+        };
         row.kv_tokens = Some(engine.sizing().kv_tokens);
         row.weights_bytes = Some(engine.sizing().weights);
         row.kv_bytes = Some(engine.sizing().kv);
         row.state_bytes = Some(engine.sizing().state);
         row.inputs_bytes = Some(engine.sizing().inputs);
 
-        let work = Work { prompt: prompt as usize, depth: cell.depth as usize, output, batch: cell.batch, seed };
-        let begun = Instant::now();
-        let mut passes = vec![pass(engine, &work, &rates)?];
-        if timed {
-            // The first pass touched the memory and warmed the caches; it stays only if there is time for no other.
-            for _ in 0..REPETITIONS {
-                if begun.elapsed().as_secs_f64() > CELL_SECONDS {
-                    break;
-                }
-                passes.push(pass(engine, &work, &rates)?);
-            }
-            if passes.len() > 1 {
-                passes.remove(0);
-            }
+        let course = Course { script: &script, depth: cell.depth, seed: model.seed, rates: &place.spec.rates, timed };
+        if !timed {
+            let pass = pass::run(engine, &course)?;
+            write_memory(row, &script, &[&pass]);
+            write_steps(row, &script, &pass);
+            return leak::check(&script, [&pass]);
         }
-        write_memory(row, &passes);
-        write_speed(row, &passes, &work, timed);
-        if timed && matches!(engine.runner().model().geometry().mlp, Mlp::Moe { .. }) {
-            write_experts(row, &count_experts(engine, &work)?);
+        let by_clock = if script.by_clock() { PASSES_BY_CLOCK } else { 0 };
+        let mut at_steps = None;
+        let mut run = |at: usize| {
+            let script = at_steps.as_ref().filter(|_| at >= by_clock).unwrap_or(&script);
+            let pass = pass::run(engine, &Course { script, ..course })?;
+            if at + 1 == by_clock {
+                at_steps = Some(script.at_steps(&pass.came_at));
+            }
+            Ok(pass)
+        };
+        let measure = Measure {
+            rules: workload.rules,
+            least_warm: by_clock,
+            seed: model.seed,
+            clock: &WallClock(Instant::now()),
+            source: card.as_mut().map(|card| card as &mut dyn hygiene::Source),
+            times: &|pass: &Pass| Times {
+                prefill_ms: (!pass.prefill.is_zero()).then_some(pass.prefill.as_secs_f64() * 1e3),
+                tpot_ms: Summary::of(&pass.decode_ms).map(|summary| summary.median),
+            },
+        };
+        let measured = measure.run(&mut run)?;
+        // Passes that did the same work: all but those that the clock ordered.
+        let same: Vec<&Pass> = measured.warm.iter().chain(&measured.passes).skip(by_clock).collect();
+        write_memory(row, &script, &same);
+        if let Some(first) = same.first() {
+            write_steps(row, &script, first);
+            row.output_hash = Some(first.output_hash());
+            // A repetition that generates other tokens did not compute the same thing.
+            row.checked = (same.len() > 1).then(|| same.iter().all(|pass| Some(pass.output_hash()) == row.output_hash));
+        }
+        write_speed(row, &measured, &script, model.seed);
+        write_conditions(row, &measured);
+        if matches!(engine.runner().model().geometry().mlp, Mlp::Moe { .. }) {
+            write_experts(row, &pass::count_experts(engine, &course)?);
         }
         write_outside(row, engine)?;
-        Ok(())
+        leak::check(&script, same)
     }
 
     fn discard(&mut self) {
         self.engine = None;
     }
-}
-
-/// A cell's requests.
-#[derive(Clone, Copy)]
-struct Work {
-    prompt: usize,
-    depth: usize,
-    output: usize,
-    batch: u64,
-    seed: u64,
-}
-
-impl Work {
-    /// The prompt of sequence `i`: seeded ids below `decodable`, different for each sequence.
-    fn ids(&self, i: u64, decodable: usize) -> Vec<u32> {
-        let key = philox::stream_key(self.seed, &format!("prompt.{i}"));
-        (0..self.prompt as u32)
-            .map(|at| ((u64::from(philox::philox4x32(key, [at, 0, 0, 0])[0]) * decodable as u64) >> 32) as u32)
-            .collect()
-    }
-}
-
-/// Empties the engine and gives it the batch.
-fn submit(engine: &mut Engine, work: &Work) -> Result<()> {
-    engine.clear();
-    let decodable = engine.runner().model().geometry().decodable;
-    for i in 0..work.batch {
-        let prompt = work.ids(i, decodable);
-        let feed = Some(work.seed ^ (i + 1));
-        engine.submit(Request { depth: work.depth, feed, ..Request::greedy(prompt, work.output) })?;
-    }
-    Ok(())
-}
-
-/// Runs the batch once from an empty engine.
-fn pass(engine: &mut Engine, work: &Work, rates: &Rates) -> Result<Pass> {
-    submit(engine, work)?;
-    let mut pass = Pass::default();
-    let mut clock = Duration::ZERO;
-    while let Some(step) = engine.step()? {
-        clock += step.elapsed;
-        pass.count(&step, work.batch, clock, rates)?;
-    }
-    Ok(pass)
-}
-
-impl Pass {
-    fn count(&mut self, step: &StepOut, batch: u64, clock: Duration, rates: &Rates) -> Result<()> {
-        let floor = step_floor_seconds(&step.metered, rates);
-        self.preempted += step.preempted as u64;
-        let ms = step.elapsed.as_secs_f64() * 1e3;
-        self.phases.see(step.prefill_tokens > 0, &step.memory);
-        if step.prefill_tokens > 0 {
-            self.prefill += step.elapsed;
-            self.prefill_floor += floor;
-            self.prefill_steps += 1;
-            self.prefill_peak = self.prefill_peak.max(step.memory.transient_peak);
-        } else {
-            self.decode_steps += 1;
-            self.decode_peak = self.decode_peak.max(step.memory.transient_peak);
-            if step.decode_tokens as u64 == batch {
-                self.decode_ms.push(ms);
-                self.decode_floors.push(floor * 1e3);
-            }
-        }
-        if self.peak.as_ref().is_none_or(|p| step.memory.transient_peak > p.transient_peak) {
-            self.peak = Some(step.memory.clone());
-        }
-        for record in &step.records {
-            if let Some(highwater::engine::Finish::Failed(why)) = &record.finish {
-                return Err(Error::Request { param: "cell", what: why.clone() });
-            }
-            if let Some(token) = &record.token {
-                let tokens = self.tokens.entry(record.request).or_default();
-                if tokens.is_empty() {
-                    self.first_token_ms.push(clock.as_secs_f64() * 1e3);
-                }
-                tokens.push(token.id);
-            }
-        }
-        Ok(())
-    }
-
-    /// The tokens of each request in the order submitted, to compare passes by.
-    fn outputs(&self) -> Vec<&Vec<u32>> {
-        let mut ids: Vec<_> = self.tokens.keys().collect();
-        ids.sort();
-        ids.into_iter().map(|id| &self.tokens[id]).collect()
-    }
-}
-
-/// Distinct experts of each MoE layer in the decode steps of one more pass, which is not timed.
-fn count_experts(engine: &mut Engine, work: &Work) -> Result<Vec<usize>> {
-    /// Decode steps that are looked at.
-    const STEPS: usize = 4;
-    engine.count_experts(true);
-    let counted = (|| {
-        let work = Work { output: work.output.min(STEPS + 1), ..*work };
-        submit(engine, &work)?;
-        let mut counts = Vec::new();
-        while let Some(step) = engine.step()? {
-            let of_step = engine.runner().take_experts();
-            if step.prefill_tokens == 0 && step.decode_tokens as u64 == work.batch {
-                counts.extend(of_step);
-            }
-        }
-        Ok(counts)
-    })();
-    engine.count_experts(false);
-    counted
 }
 
 fn write_experts(row: &mut Row, counts: &[usize]) {
@@ -303,11 +205,26 @@ fn write_outside(row: &mut Row, engine: &Engine) -> Result<()> {
     Ok(())
 }
 
-fn write_memory(row: &mut Row, passes: &[Pass]) {
+fn write_memory(row: &mut Row, script: &Script, passes: &[&Pass]) {
     row.prefill_transient_bytes = passes.iter().map(|p| p.prefill_peak).max();
     row.decode_transient_bytes = passes.iter().filter(|p| p.decode_steps > 0).map(|p| p.decode_peak).max();
     row.lesser_owners = Phases::lesser(passes.iter().map(|p| &p.phases));
-    let Some(peak) = passes.iter().filter_map(|p| p.peak.as_ref()).max_by_key(|r| r.transient_peak) else { return };
+    if let Some(first) = passes.first() {
+        let stages = script.stages.iter().zip(&first.stages);
+        row.stages = stages
+            .filter_map(|(name, report)| {
+                let report = report.as_ref()?;
+                let (transient_peak_bytes, fragmentation_bytes) = (report.transient_peak, report.fragmentation);
+                Some(Stage { name: name.clone(), transient_peak_bytes, fragmentation_bytes })
+            })
+            .collect();
+    }
+    let Some(peak) = passes.iter().filter_map(|p| p.peak()).reduce(|a, b| {
+        // The first of equals.
+        if b.transient_peak > a.transient_peak { b } else { a }
+    }) else {
+        return;
+    };
     row.slab_bytes = Some(peak.slab);
     row.resident_bytes = Some(peak.resident);
     row.transient_peak_bytes = Some(peak.transient_peak);
@@ -318,39 +235,39 @@ fn write_memory(row: &mut Row, passes: &[Pass]) {
     row.owners = peak.owners.iter().map(|(owner, bytes)| Owner { tag: owner.to_string(), bytes: *bytes }).collect();
 }
 
-fn write_speed(row: &mut Row, passes: &[Pass], work: &Work, timed: bool) {
-    let prompt_tokens = (work.prompt as u64 * work.batch) as f64;
-    let Some(first) = passes.first() else { return };
-    row.prefill_steps = Some(first.prefill_steps);
-    row.decode_steps = Some(first.decode_steps);
-    row.preempted = passes.iter().map(|p| p.preempted).max();
-    if first.prefill_floor > 0.0 {
-        row.floor_prefill_tok_s = Some(prompt_tokens / first.prefill_floor);
+/// What any pass says, one that takes no time too.
+fn write_steps(row: &mut Row, script: &Script, pass: &Pass) {
+    row.prefill_steps = Some(pass.prefill_steps);
+    row.decode_steps = Some(pass.decode_steps);
+    row.preempted = Some(pass.preempted);
+    if pass.prefill_floor > 0.0 {
+        row.floor_prefill_tok_s = Some(script.timed_prompt_tokens() as f64 / pass.prefill_floor);
     }
-    row.floor_tpot_ms = Summary::of(&first.decode_floors).map(|s| s.median);
-    if !timed {
-        return;
-    }
-    // A repetition that generates other tokens did not compute the same thing.
-    row.checked = (passes.len() > 1).then(|| passes.iter().all(|p| p.outputs() == first.outputs()));
-    row.prefill_samples_ms = passes.iter().map(|p| p.prefill.as_secs_f64() * 1e3).collect();
+    row.floor_tpot_ms = Summary::of(&pass.decode_floors).map(|s| s.median);
+}
+
+/// The times of the repetitions that stand.
+fn write_speed(row: &mut Row, measured: &Measured<Pass>, script: &Script, seed: u64) {
+    row.warm_up = Some(measured.warm.len() as u64);
+    row.stopped_by = Some(measured.stop.name().into());
+    let all = |of: fn(&Pass) -> &Vec<f64>| measured.kept().flat_map(|p| of(p).iter().copied()).collect::<Vec<f64>>();
+    row.prefill_samples_ms = measured.kept().map(|p| p.prefill.as_secs_f64() * 1e3).collect();
     if let Some(prefill) = Summary::of(&row.prefill_samples_ms) {
         row.prefill_ms = Some(prefill.median);
         row.prefill_q1_ms = Some(prefill.q1);
         row.prefill_q3_ms = Some(prefill.q3);
         row.prefill_count = Some(prefill.count);
-        row.prefill_tok_s = Some(prompt_tokens / (prefill.median / 1e3));
+        row.prefill_tok_s = Some(script.timed_prompt_tokens() as f64 / (prefill.median / 1e3));
     }
-    if let Some(interval) = Interval::of_median(&row.prefill_samples_ms, LEVEL, work.seed) {
+    if let Some(interval) = Interval::of_median(&row.prefill_samples_ms, LEVEL, seed) {
         row.prefill_low_ms = Some(interval.low);
         row.prefill_high_ms = Some(interval.high);
     }
-    let first_tokens: Vec<f64> = passes.iter().flat_map(|p| p.first_token_ms.iter().copied()).collect();
-    row.ttft_ms = Summary::of(&first_tokens).map(|s| s.median);
-    row.tpot_samples_ms = passes.iter().flat_map(|p| p.decode_ms.iter().copied()).collect();
-    row.tpot_passes_ms = passes.iter().filter_map(|p| Some(Summary::of(&p.decode_ms)?.median)).collect();
+    row.ttft_ms = Summary::of(&all(|p| &p.first_token_ms)).map(|s| s.median);
+    row.tpot_samples_ms = all(|p| &p.decode_ms);
+    row.tpot_passes_ms = measured.kept().filter_map(|p| Some(Summary::of(&p.decode_ms)?.median)).collect();
     // Steps of one repetition are alike; repetitions are what is resampled.
-    if let Some(interval) = Interval::of_median(&row.tpot_passes_ms, LEVEL, work.seed) {
+    if let Some(interval) = Interval::of_median(&row.tpot_passes_ms, LEVEL, seed) {
         row.tpot_low_ms = Some(interval.low);
         row.tpot_high_ms = Some(interval.high);
     }
@@ -360,6 +277,27 @@ fn write_speed(row: &mut Row, passes: &[Pass], work: &Work, timed: bool) {
         row.tpot_q3_ms = Some(tpot.q3);
         row.tpot_count = Some(tpot.count);
     }
+    if script.mixes() {
+        let (stalled, steady) = (all(|p| &p.stalled_ms), all(|p| &p.steady_ms));
+        row.itl_stalled_ms = Summary::of(&stalled).map(|s| s.median);
+        row.itl_stalled_count = Some(stalled.len() as u64);
+        row.itl_steady_ms = Summary::of(&steady).map(|s| s.median);
+        row.itl_steady_count = Some(steady.len() as u64);
+    }
+}
+
+/// What the card was like meanwhile; nothing where there was none to look at.
+fn write_conditions(row: &mut Row, measured: &Measured<Pass>) {
+    let conditions = measured.conditions.clone();
+    row.dirty_samples = Some(measured.settled.thrown);
+    row.dirty.clone_from(&measured.settled.dirty);
+    row.sm_clock_mhz = conditions.sm_clock_mhz;
+    row.sm_clock_least_mhz = conditions.sm_clock_least_mhz;
+    row.memory_clock_mhz = conditions.memory_clock_mhz;
+    row.temperature_c = conditions.temperature_c;
+    row.power_w = conditions.power_w;
+    row.throttled = conditions.throttled;
+    row.foreign_processes = conditions.foreign_processes;
 }
 
 /// Refuses a KV pool of `kv_tokens` that cannot hold `batch` sequences of `held` tokens at once: they would run one after
@@ -372,8 +310,22 @@ pub(crate) fn pool_holds(
     batch: u64,
     held: u64,
 ) -> Result<()> {
+    pool_holds_all(place, source, numerics, kv_tokens, &[(batch, held)])
+}
+
+/// The same for several groups of (sequences, tokens of each).
+fn pool_holds_all(
+    place: &Place,
+    source: &Source,
+    numerics: Numerics,
+    kv_tokens: u64,
+    groups: &[(u64, u64)],
+) -> Result<()> {
     const PAGE: u64 = PAGE_TOKENS as u64;
-    let (pool_pages, pages) = (kv_tokens.div_ceil(PAGE), pages_needed(batch, held));
+    let pool_pages = kv_tokens.div_ceil(PAGE);
+    let pages = groups.iter().fold(0, |sum: u64, (n, held)| sum.saturating_add(pages_needed(*n, *held)));
+    let batch = groups.iter().map(|(n, _)| n).sum();
+    let held = groups.iter().map(|(_, held)| *held).max().unwrap_or(0);
     if pages <= pool_pages {
         return Ok(());
     }
@@ -392,15 +344,8 @@ fn pages_needed(batch: u64, held: u64) -> u64 {
 
 /// Whether a cell's context is one the model has, before anything is loaded.
 pub(crate) fn within_context(source: &Source, cell: &Cell, workload: &Workload) -> Result<()> {
-    let context = cell.depth.saturating_add(workload.prompt.unwrap_or(cell.chunk)).saturating_add(workload.output);
-    let most = source.geometry().max_context as u64;
-    if context <= most {
-        return Ok(());
-    }
-    Err(Error::Unsupported {
-        what: format!("a context of {context} tokens (depth + prompt + output)"),
-        supported: format!("{} takes up to {most}", source.geometry().name),
-    })
+    let geometry = source.geometry();
+    Script::of(workload, cell)?.within(geometry.max_context as u64, &geometry.name)
 }
 
 #[cfg(test)]
@@ -427,10 +372,11 @@ mod tests {
         for (prompt, output, batch) in [(64, 1, 1), (64, 1, 2), (60, 5, 2), (60, 6, 2), (100, 40, 3), (10, 3, 3)] {
             let mut edge = None;
             for pages in 1..=12u64 {
-                let workload = Workload { prompt: Some(prompt), output, kv_tokens: Some(pages * 64), context: None };
+                let kv_tokens = Some(pages * 64);
+                let workload = Workload { prompt: Some(prompt), output, kv_tokens, ..Workload::default() };
                 let mut runner = EngineRunner::new(model.clone(), place.clone(), values, workload);
                 let mut row = Row::default();
-                match runner.run(&Cell { chunk: 512, batch, depth: 0 }, &mut row) {
+                match runner.run(&Cell::fixed(512, batch, 0), &mut row) {
                     Ok(()) => {
                         assert_eq!(row.preempted, Some(0));
                         assert_eq!((row.prefill_steps, row.decode_steps), (Some(1), Some(output - 1)));

@@ -16,6 +16,8 @@ use crate::table::subject;
 struct Subject {
     model: String,
     numerics: String,
+    kv_dtype: String,
+    workload: String,
     device: String,
     card: String,
     vram_bytes: Option<u64>,
@@ -28,6 +30,8 @@ impl Subject {
         Subject {
             model: subject(row),
             numerics: row.dtype.clone(),
+            kv_dtype: row.kv_dtype.clone(),
+            workload: row.workload.clone().unwrap_or_default(),
             device: row.device.clone(),
             card: row.card.clone(),
             vram_bytes: row.vram_bytes,
@@ -41,6 +45,8 @@ impl Subject {
         let mut parts = vec![self.model.clone(), self.numerics.clone(), self.device.clone(), self.card.clone()];
         parts.push(self.vram_bytes.map(mib).unwrap_or_default());
         parts.push(self.fault.as_ref().map(|fault| format!("fault {fault}")).unwrap_or_default());
+        parts.push(if self.kv_dtype == self.numerics { String::new() } else { format!("KV {}", self.kv_dtype) });
+        parts.push(if self.workload == "fixed" { String::new() } else { self.workload.clone() });
         parts.push(format!("depth {}", self.depth));
         parts
     }

@@ -11,6 +11,7 @@ use highwater::device::Arch;
 use crate::ab::{AB_HELP, AbArgs};
 use crate::axis::{AxisValues, MAX_BATCH, MAX_CHUNK, MAX_TOKENS, parse_count};
 use crate::bytes::parse_memory;
+use crate::cell_cli::CellArgs;
 use crate::definitions;
 use crate::frontier::STEP_TOKENS;
 use crate::gate::cli::{GATE_HELP, GateArgs};
@@ -25,7 +26,8 @@ gate and ab also: 3 slower; 4 more memory, or what fitted does not; 5 with --str
 const AXES: &str = "\
 NAME=VALUES with NAME one of chunk, batch, depth, and VALUES a list such as 512,2048,8192, a range such as 512-8192*2, \
 1-16+5 or [1:16:3], or a mixture; chunk[pow2]=[9:13] gives exponents of 2. k is 1024: 8k = 8192. Values keep their order, \
-repeated ones are dropped";
+repeated ones are dropped. A sweep also takes lists of words: kv-dtype=bf16,fp8, recipe=bf16,fp8-channel (of a model named \
+without one), card=rtx-4090,h200, workload=fixed,ladder";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -97,6 +99,8 @@ pub(crate) struct SweepArgs {
     /// Tokens each sequence generates
     #[arg(long, value_name = "TOKENS", value_parser = flat(positive), default_value = "32")]
     pub(crate) output: u64,
+    #[command(flatten)]
+    pub(crate) cell: CellArgs,
     /// Folder for sweep.csv, sweep.jsonl, sweep.plan.json, DEFINITIONS.txt and the pictures [default: highwater-out/RUN]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
@@ -527,7 +531,7 @@ mod tests {
         let line = "sweep tiny@bf16 --axis chunk=512-8192*2 --axis batch[pow2]=[0:3] --vram 16GiB --kv-tokens 64k --device plan --card rtx-4090";
         let Verb::Sweep(args) = parse(line).unwrap() else { panic!("not a sweep") };
         assert_eq!(args.model.as_deref(), Some("tiny@bf16"));
-        assert_eq!(crate::axis::Grid::new(&args.axes).unwrap().cells().len(), 5 * 4);
+        assert_eq!(crate::axis::Grid::new(&args.axes).unwrap().cells(&[crate::workload::Kind::Fixed]).len(), 5 * 4);
         assert_eq!(args.target.budget.vram, Some(16 << 30));
         assert_eq!(args.target.budget.kv_tokens, Some(65_536));
         assert_eq!(args.target.device, DeviceChoice::Plan);

@@ -19,7 +19,49 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
         columns: &["chunk"],
         text: "most prompt tokens one step computes, over all sequences; decode tokens come on top, at most one per sequence",
     },
-    Definition { term: "batch", columns: &["batch"], text: "sequences, all submitted at once" },
+    Definition {
+        term: "batch",
+        columns: &["batch"],
+        text: "sequences, all submitted at once; of a trace the most that run together",
+    },
+    Definition {
+        term: "workload",
+        columns: &["workload"],
+        text: "what the sequences do; fixed: equal prompts at once, then decode; ladder: prompts of 2k, 6k, 12k, 24k, 2k and 12k tokens \
+               (divided by --ladder-scale) one after another on one engine, the repeated ones checked to take the same memory; \
+               many-short: prompts of chunk / batch tokens, at most 63; concurrent-prefill: prompts of chunk / batch tokens in one \
+               step, one token each; mixed: 3 prompts that arrive while the batch decodes, in the same steps; trace: requests of a \
+               file, by arrival",
+    },
+    Definition {
+        term: "method",
+        columns: &["method"],
+        text: "version of the way numbers are measured; rows of two are not compared. 2: warm-up passes are thrown away, repetitions \
+               go on until both medians are known to --precision, or to a time or a count; on a card disturbed repetitions are made \
+               again. 1: one warm-up pass and three repetitions, whatever their spread",
+    },
+    Definition {
+        term: "repetitions",
+        columns: &["warm_up", "stopped_by"],
+        text: "passes thrown away before the first repetition; what ended the repetitions: interval (half the 95 % interval of the \
+               medians of prefill and TPOT within --precision, at 5 repetitions or more), time (--cell-seconds), or count \
+               (--repetitions, or 40, or too many disturbed ones)",
+    },
+    Definition {
+        term: "clocks",
+        columns: &[
+            "sm_clock_mhz",
+            "sm_clock_least_mhz",
+            "memory_clock_mhz",
+            "temperature_c",
+            "power_w",
+            "throttled",
+            "foreign_processes",
+        ],
+        text: "a card while its repetitions ran, looked at every 50 ms: medians of clocks and power, the lowest repetition's clock, the \
+               highest temperature, all that held clocks down (the power limit is normal under load, and only counts against a \
+               repetition where its clock drifts), the most other processes on the card",
+    },
     Definition {
         term: "depth",
         columns: &["depth", "depth_primed"],
@@ -129,8 +171,8 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
             "prefill_count",
             "prefill_steps",
         ],
-        text: "batch x prompt tokens / wall time of the steps that hold any of them (prefill ms), from submission to the end of the \
-               last such step; sampling included, tokenisation and depth excluded; median of the repetitions, its quartiles, and the 95 % bootstrap \
+        text: "prompt tokens / wall time of the steps that hold any of them (prefill ms; of mixed the prompts that arrive, decodes \
+               beside them included); sampling included, tokenisation and depth excluded; median of the repetitions, its quartiles, and the 95 % bootstrap \
                interval of the median (low, high)",
     },
     Definition {
@@ -155,8 +197,9 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
     Definition {
         term: "dirty",
         columns: &["dirty_samples", "dirty"],
-        text: "repetitions thrown away because the card was disturbed while they ran (clocks held down, another process, clocks \
-               that drifted), and what disturbed those that were kept where no clean ones could be had",
+        text: "repetitions thrown away because the card was disturbed while they ran (heat, the power brake or a hardware slowdown \
+               held its clocks, another process was on it, or its clock was more than 5 % below the cell's median), and what \
+               disturbed those that were kept where fewer than half were clean",
     },
     Definition {
         term: "floor",

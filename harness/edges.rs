@@ -71,10 +71,10 @@ pub(crate) fn edges(
     }
     let base = template(model, &model.open()?, place, values);
     let workload = Workload {
-        prompt: None,
         output: OUTPUT_TOKENS,
         kv_tokens: question.kv_tokens,
         context: Some(question.context),
+        ..Workload::default()
     };
     let mut runner = EngineRunner::new(model.clone(), place.clone(), values, workload);
     let mut answers = Vec::new();
@@ -83,7 +83,7 @@ pub(crate) fn edges(
         let mut plan = |chunk: u64| -> Result<Row> {
             runner.workload.prompt = Some(chunk.min(longest));
             let mut row = Row { chunk, batch, depth, ..base.clone() };
-            match runner.run(&Cell { chunk, batch, depth }, &mut row) {
+            match runner.run(&Cell::fixed(chunk, batch, depth), &mut row) {
                 Ok(()) => row.status = Status::Ok,
                 Err(error) => {
                     row.set_error(&error);
@@ -125,7 +125,7 @@ pub(crate) fn places(names: &[String], vram: Option<u64>) -> Result<Vec<Place>, 
 /// `frontier`.
 pub(crate) fn frontier(args: &FrontierArgs) -> Result<(), Failure> {
     let values = Values::of(&args.numerics, Numerics::BF16)?;
-    if args.axes.iter().any(|values| values.axis() == Axis::Chunk) {
+    if args.axes.iter().any(|values| !matches!(values.axis(), Axis::Batch | Axis::Depth)) {
         let refused =
             anyhow::anyhow!("frontier looks for the chunk; its axes are batch and depth, and --max-chunk ends it");
         return Err(Failure::usage(&refused));

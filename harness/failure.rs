@@ -97,6 +97,7 @@ fn advice(error: &Error) -> Option<&'static str> {
         | Error::Unsupported { .. }
         | Error::Request { .. }
         | Error::NotFinite { .. }
+        | Error::Leak { .. }
         | Error::Device { .. }
         | Error::Io { .. } => None,
     }

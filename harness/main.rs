@@ -3,6 +3,8 @@
 //! `cli` says what can be asked (`run_args` how a sweep is run); `axis`, `bytes` and `ids` read its values. `group` divides a
 //! sweep, `planned` lists its cells, `shard` deals them out to machines and `merge` joins them; `sweep` runs them through
 //! `worker` processes, `resume` goes on after a crash, `hold` keeps other sweeps out of the folder, and `frontier` bisects.
+//! `cell` runs one: `workload` (with `trace`) says what its sequences do, `pass` does it once, `measure` repeats it (by the flags of
+//! `cell_cli`), `hygiene` throws out what a disturbed card measured, `leak` compares what repetitions took.
 //! `record` is a cell's row (`status` how it ended, `owners` who held what), `journal` its files, `table` and `charts` (through `plot`) what people look at,
 //! `definitions` what the numbers mean. `stats` summarises samples, `provenance` says where they come from, `progress` how
 //! long it takes. `synth` writes a checkpoint and `inspect` says what one holds. `kernels`
@@ -15,6 +17,7 @@ mod bench;
 mod bytes;
 mod calibrate;
 mod cell;
+mod cell_cli;
 mod charts;
 mod cli;
 mod definitions;
@@ -25,17 +28,21 @@ mod frontier;
 mod gate;
 mod group;
 mod hold;
+mod hygiene;
 mod ids;
 mod inspect;
 mod journal;
 mod journal_read;
 mod kernels;
+mod leak;
 mod logits_file;
+mod measure;
 mod merge;
 mod nvml;
 mod once;
 mod out;
 mod owners;
+mod pass;
 mod plan;
 mod planned;
 mod plot;
@@ -52,8 +59,10 @@ mod sweep;
 mod synth;
 mod table;
 mod target;
+mod trace;
 mod verdict;
 mod worker;
+mod workload;
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -8,6 +8,8 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 
+use crate::hygiene::Source;
+
 /// The names the loader knows the library by.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
@@ -64,6 +66,11 @@ impl Management {
 
     /// The card of this uuid (32 hexadecimal digits), as it is now; none where the library does not have it.
     pub(crate) fn moment(&self, uuid: &str) -> Option<Moment> {
+        self.moment_of(uuid, false)
+    }
+
+    /// The same; `aboard` says that this process is on the card itself.
+    fn moment_of(&self, uuid: &str, aboard: bool) -> Option<Moment> {
         let card = self.0.device_by_uuid(dashed(uuid)?).ok()?;
         let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
         Some(Moment {
@@ -76,25 +83,60 @@ impl Management {
             temperature_c: card.temperature(TemperatureSensor::Gpu).ok(),
             throttled: card.current_throttle_reasons().ok().map(reasons),
             ecc: card.is_ecc_enabled().ok().map(|state| state.currently_enabled),
-            others: self.others(&card),
+            others: self.others(&card, aboard),
         })
     }
 
-    fn others(&self, card: &Device) -> Option<Vec<Process>> {
+    fn others(&self, card: &Device, aboard: bool) -> Option<Vec<Process>> {
         let listed = card.running_compute_processes().ok()?;
-        let other = listed.into_iter().filter(|process| process.pid != std::process::id());
-        Some(
-            other
-                .map(|process| Process {
-                    pid: process.pid,
-                    name: self.0.sys_process_name(process.pid, 64).ok(),
-                    bytes: match process.used_gpu_memory {
-                        UsedGpuMemory::Used(bytes) => Some(bytes),
-                        UsedGpuMemory::Unavailable => None,
-                    },
-                })
-                .collect(),
-        )
+        let listed = listed.into_iter().map(|process| Process {
+            pid: process.pid,
+            name: None,
+            bytes: match process.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) => Some(bytes),
+                UsedGpuMemory::Unavailable => None,
+            },
+        });
+        let mut others = foreign(listed.collect(), std::process::id(), aboard);
+        for process in &mut others {
+            process.name = self.0.sys_process_name(process.pid, 64).ok();
+        }
+        Some(others)
+    }
+}
+
+/// The processes that are not this one. In a container the library may know this process by a number it does not know itself:
+/// where it is on the card and its own number is not listed, one of those listed is it, and the one with the most memory is
+/// taken to be, as its slab is most of the card.
+fn foreign(mut listed: Vec<Process>, own: u32, aboard: bool) -> Vec<Process> {
+    let here = listed.iter().position(|process| process.pid == own).or_else(|| {
+        let largest = listed.iter().enumerate().max_by_key(|(_, process)| process.bytes);
+        largest.map(|(at, _)| at).filter(|_| aboard)
+    });
+    if let Some(at) = here {
+        listed.remove(at);
+    }
+    listed
+}
+
+/// A card that this process computes on, to be looked at while it does.
+#[derive(Debug)]
+pub(crate) struct CardSource {
+    management: Management,
+    uuid: String,
+}
+
+impl CardSource {
+    /// Card `ordinal`; none where the library or the card does not answer.
+    pub(crate) fn open(ordinal: u32) -> Option<CardSource> {
+        let uuid = highwater::device::cuda::info::card(ordinal).ok()?.uuid;
+        Some(CardSource { management: Management::open().ok()?, uuid })
+    }
+}
+
+impl Source for CardSource {
+    fn look(&mut self) -> Option<Moment> {
+        self.management.moment_of(&self.uuid, true)
     }
 }
 
@@ -173,6 +215,20 @@ mod tests {
         for wrong in ["", "0123", "x123456789abcdef0123456789abcdef", "ééééééééééééééééé"] {
             assert_eq!(dashed(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn this_process_is_not_another_whatever_number_it_has() {
+        let process = |pid: u32, bytes: Option<u64>| Process { pid, name: None, bytes };
+        let pids = |listed: &[Process], aboard| {
+            foreign(listed.to_vec(), 7, aboard).iter().map(|process| process.pid).collect::<Vec<u32>>()
+        };
+        let (own, other, big) = (process(7, Some(5)), process(8, Some(9)), process(900, Some(100)));
+        assert_eq!(pids(&[other.clone(), own], true), [8]);
+        assert_eq!(pids(&[other.clone(), big.clone()], true), [8]);
+        assert_eq!(pids(&[other, big], false), [8, 900]);
+        assert_eq!(pids(&[process(3, None)], true), Vec::<u32>::new());
+        assert_eq!(pids(&[], true), Vec::<u32>::new());
     }
 
     #[test]

@@ -125,11 +125,12 @@ fn peak_text(model: &Model, place: &Place, values: Values, args: &PlanArgs) -> R
     let prompt = args.chunk.min(args.context.saturating_sub(OUTPUT_TOKENS)).max(1);
     let output = OUTPUT_TOKENS.min(args.context - prompt).max(1);
     let kv_tokens = args.budget.kv_tokens;
-    let workload = Workload { prompt: Some(prompt), output, kv_tokens, context: Some(args.context) };
+    let workload =
+        Workload { prompt: Some(prompt), output, kv_tokens, context: Some(args.context), ..Workload::default() };
     let mut runner = EngineRunner::new(model.clone(), place.clone(), values, workload);
     // Decode floors are read near the end of the context, where a step reads the most.
     let depth = args.context.saturating_sub(prompt + output);
-    let cell = Cell { chunk: args.chunk, batch: args.batch, depth };
+    let cell = Cell::fixed(args.chunk, args.batch, depth);
     let mut row = Row::default();
     let mut text = String::new();
     match runner.run(&cell, &mut row) {

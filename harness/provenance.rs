@@ -7,8 +7,10 @@ use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use highwater::device::DeviceSpec;
+use highwater::device::cuda::info;
 use highwater::num::fnv::Fnv1a;
 
+use crate::nvml::Management;
 use crate::record::Row;
 
 /// What one run's rows share.
@@ -74,6 +76,51 @@ impl Provenance {
         row.ram_bytes = ram_bytes;
         row.os = os;
         row.profile = profile;
+    }
+}
+
+/// What a driver says of a card: who it is and how it is set. What cannot be asked is null.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct CardFacts {
+    /// The driver's version, as 580.95.05.
+    driver: Option<String>,
+    /// The version of CUDA it speaks, as it counts: 13000 for 13.0.
+    cuda: Option<i32>,
+    /// The card's own name.
+    gpu: Option<String>,
+    /// Its own number.
+    uuid: Option<String>,
+    /// Whether its memory corrects errors.
+    ecc: Option<bool>,
+    /// Its power limit, W.
+    power_limit_w: Option<f64>,
+}
+
+impl CardFacts {
+    /// Asks card `ordinal`.
+    pub(crate) fn gather(ordinal: u32) -> CardFacts {
+        let card = info::card(ordinal).ok();
+        let management = Management::open().ok();
+        let now = management.as_ref().zip(card.as_ref()).and_then(|(management, card)| management.moment(&card.uuid));
+        CardFacts {
+            driver: management.and_then(|management| management.driver()),
+            cuda: info::driver_version().ok(),
+            gpu: card.as_ref().map(|card| card.name.clone()),
+            uuid: card.map(|card| card.uuid),
+            ecc: now.as_ref().and_then(|now| now.ecc),
+            power_limit_w: now.and_then(|now| now.power_limit_w),
+        }
+    }
+
+    /// Writes the columns of the card into `row`.
+    pub(crate) fn stamp(&self, row: &mut Row) {
+        let CardFacts { driver, cuda, gpu, uuid, ecc, power_limit_w } = self.clone();
+        row.driver = driver;
+        row.cuda = cuda.map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
+        row.gpu = gpu;
+        row.gpu_uuid = uuid;
+        row.gpu_ecc = ecc;
+        row.gpu_power_limit_w = power_limit_w;
     }
 }
 
@@ -218,6 +265,26 @@ mod tests {
             assert_eq!(file_hash(&path).unwrap(), format!("fnv1a64:{hash}"));
         }
         assert_eq!(file_hash(&dir.path().join("none")), None);
+    }
+
+    #[test]
+    fn a_card_s_facts_reach_the_row_and_what_is_not_known_is_null() {
+        let facts = CardFacts {
+            driver: Some("580.95.05".into()),
+            cuda: Some(12_080),
+            gpu: Some("NVIDIA H200".into()),
+            uuid: Some("0123456789abcdef0123456789abcdef".into()),
+            ecc: Some(true),
+            power_limit_w: Some(700.0),
+        };
+        let mut row = Row::default();
+        facts.stamp(&mut row);
+        assert_eq!((row.driver.as_deref(), row.cuda.as_deref()), (Some("580.95.05"), Some("12.8")));
+        assert_eq!((row.gpu.as_deref(), row.gpu_uuid), (Some("NVIDIA H200"), facts.uuid));
+        assert_eq!((row.gpu_ecc, row.gpu_power_limit_w), (Some(true), Some(700.0)));
+        let mut row = Row::default();
+        CardFacts::default().stamp(&mut row);
+        assert_eq!(row, Row::default());
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub(crate) const SCHEMA: u32 = 4;
 /// The oldest version that is still read: its missing columns are nulls.
 pub(crate) const OLDEST_SCHEMA: u32 = 3;
 /// Version of the way numbers are measured. Rows of two methods are never compared.
-pub(crate) const METHOD: u32 = 1;
+pub(crate) const METHOD: u32 = 2;
 
 /// The largest step of one stage of a workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,7 +89,8 @@ pub(crate) struct Row {
     /// Whether a card took one order of sums at any number of rows.
     pub(crate) batch_invariant: Option<bool>,
 
-    /// What the sequences do: `fixed`, `ladder`, `many-short`, `concurrent-prefill`, `mixed`, or `trace:FILE`.
+    /// What the sequences do: `fixed`, `ladder`, `many-short`, `concurrent-prefill`, `mixed`, or
+    /// `trace:FILE@HASH`, with a hash of the file.
     pub(crate) workload: Option<String>,
     /// Prefill token budget of a step.
     pub(crate) chunk: u64,
@@ -199,6 +200,8 @@ pub(crate) struct Row {
     pub(crate) itl_steady_count: Option<u64>,
     /// What ended the repetitions: `interval` (narrow enough), `time` (the cap), or `count`.
     pub(crate) stopped_by: Option<String>,
+    /// Passes thrown away before the first repetition.
+    pub(crate) warm_up: Option<u64>,
     /// Repetitions thrown away because something disturbed the card while they ran.
     pub(crate) dirty_samples: Option<u64>,
     /// What disturbed the rest, where not enough clean ones could be had; null where nothing did.

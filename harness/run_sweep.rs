@@ -11,7 +11,6 @@ use highwater::checkpoint::Source;
 use highwater::error::{Error, mib};
 use highwater::ops::Numerics;
 
-use crate::axis::Cell;
 use crate::charts;
 use crate::cli::SweepArgs;
 use crate::edges::{Answer, Question, edge_text, edges};
@@ -88,7 +87,7 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     let drawn = rows.len();
     print(&sweep_table(&rows).text())?;
     if args.model.is_none() {
-        let values = Values::sound(&args.numerics, Numerics::BF16);
+        let values = Values::sound(&args.numerics, Numerics::BF16, args.numerics.kv_dtype);
         let (planned, fits) = usual_plans(values, &provenance, &mut journal)?;
         let file = out.join("fits.md");
         std::fs::write(&file, fits.markdown()).with_context(|| format!("cannot write {}", file.display()))?;
@@ -124,9 +123,9 @@ fn tell(rows: &[Row], resumed: usize) -> Result<()> {
         let _ = writeln!(text, "{resumed} of {} cells are of an earlier run (column cached)", rows.len());
     }
     for row in rows.iter().filter(|row| row.workers_replaced.unwrap_or(0) > 0 && row.cached != Some(true)) {
-        let (chunk, batch, depth) = (row.chunk, row.batch, row.depth);
-        let why = row.worker_note.as_deref().unwrap_or_default();
-        let _ = writeln!(text, "worker replaced at {}: {why}", Cell { chunk, batch, depth });
+        let Row { chunk, batch, depth, .. } = row;
+        let (what, why) = (row.workload.as_deref().unwrap_or("fixed"), row.worker_note.as_deref().unwrap_or_default());
+        let _ = writeln!(text, "worker replaced at {what} chunk {chunk} batch {batch} depth {depth}: {why}");
     }
     if text.is_empty() { Ok(()) } else { print(&format!("{text}\n")) }
 }

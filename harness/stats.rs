@@ -72,7 +72,6 @@ impl Interval {
     }
 
     /// Half its width, as a fraction of `centre`.
-    #[cfg(test)]
     pub(crate) fn half_width_of(&self, centre: f64) -> f64 {
         (self.high - self.low) / 2.0 / centre.abs()
     }

@@ -68,12 +68,10 @@ pub(crate) fn run_cells(
     for Job { number, cell, id, taken } in jobs {
         progress.doing(&cell.to_string());
         let fresh = taken.is_none();
-        let mut row = taken.unwrap_or_else(|| Row {
-            cell: Some(id),
-            chunk: cell.chunk,
-            batch: cell.batch,
-            depth: cell.depth,
-            ..template.clone()
+        let mut row = taken.unwrap_or_else(|| {
+            let mut row = Row { cell: Some(id), ..template.clone() };
+            cell.stamp(&mut row);
+            row
         });
         if fresh {
             match not_fitting.iter().find(|smaller| skip_dominated && cell.dominates(smaller)) {
@@ -166,7 +164,7 @@ mod tests {
     }
 
     fn sweep(cells: &[(u64, u64)], skip: bool) -> (Vec<Row>, Scripted, tempfile::TempDir) {
-        let cells = cells.iter().map(|(chunk, batch)| Cell { chunk: *chunk, batch: *batch, depth: 7 });
+        let cells = cells.iter().map(|(chunk, batch)| Cell::fixed(*chunk, *batch, 7));
         let job = |(number, cell)| Job { number, cell, id: format!("{number:016x}"), taken: None };
         let jobs: Vec<Job> = cells.enumerate().map(job).collect();
         let cells = jobs.clone();

@@ -135,7 +135,7 @@ pub(crate) fn number(value: f64) -> String {
 
 /// The terms of [`sweep_table`]'s columns, for the definitions under it.
 const SWEEP_TERMS: &[&str] =
-    &["chunk", "batch", "depth", "resident", "transient", "free", "prefill tok/s", "TPOT", "TTFT"];
+    &["chunk", "batch", "depth", "resident", "transient", "free", "prefill tok/s", "TPOT", "TTFT", "workload"];
 
 /// One line per cell: where it is, how it ended, its bytes, its speed. Columns without a value are left out.
 pub(crate) fn sweep_table(rows: &[Row]) -> Table {
@@ -144,6 +144,8 @@ pub(crate) fn sweep_table(rows: &[Row]) -> Table {
         ("model", Left),
         ("device", Left),
         ("card", Left),
+        ("KV", Left),
+        ("workload", Left),
         ("chunk", Right),
         ("batch", Right),
         ("depth", Right),
@@ -155,6 +157,9 @@ pub(crate) fn sweep_table(rows: &[Row]) -> Table {
         ("TTFT ms", Right),
         ("TPOT ms", Right),
         ("q1-q3 ms", Right),
+        ("ITL stalled ms", Right),
+        ("ITL steady ms", Right),
+        ("dirty", Left),
         ("holds most", Left),
         ("why", Left),
     ]);
@@ -164,6 +169,8 @@ pub(crate) fn sweep_table(rows: &[Row]) -> Table {
             subject(row),
             row.device.clone(),
             row.card.clone(),
+            or_null(Some(&row.kv_dtype).filter(|kv| **kv != row.dtype), Clone::clone),
+            or_null(row.workload.as_ref().filter(|name| *name != "fixed"), Clone::clone),
             row.chunk.to_string(),
             row.batch.to_string(),
             row.depth.to_string(),
@@ -175,6 +182,9 @@ pub(crate) fn sweep_table(rows: &[Row]) -> Table {
             or_null(row.ttft_ms, number),
             or_null(row.tpot_ms, number),
             or_null(quartiles, |(q1, q3)| format!("{}-{}", number(q1), number(q3))),
+            or_null(row.itl_stalled_ms, number),
+            or_null(row.itl_steady_ms, number),
+            or_null(row.dirty.clone(), |why| why),
             or_null(row.owners.first(), |owner| format!("{} {}", owner.tag, mib(owner.bytes))),
             why(row),
         ]);

@@ -13,6 +13,7 @@ use highwater::ops::{self, ActQuant};
 
 use crate::cli::{self, DeviceChoice};
 use crate::progress::Progress;
+use crate::provenance::CardFacts;
 use crate::record::{METHOD, Row, SCHEMA};
 
 /// The card whose kernels are emulated where none is named.
@@ -60,8 +61,22 @@ impl Place {
     /// What `--device`, `--card` and `--vram` ask for. `auto` computes on the first card, or on this machine's processor
     /// where there is none; with a card named, it plans.
     pub(crate) fn of(target: &cli::Target) -> Result<Place, Error> {
-        let (name, vram) = (target.card.as_deref(), target.budget.vram);
-        let kind = match (target.device, &target.card) {
+        Place::by_card(target, target.card.as_deref())
+    }
+
+    /// The same for one card of an axis of cards. One that cannot run here is a place too: its cells say so.
+    pub(crate) fn of_axis(target: &cli::Target, card: &str) -> Result<Place, Error> {
+        match (Place::by_card(target, Some(card)), target.device) {
+            (Err(Error::Unsupported { .. }), DeviceChoice::Cuda(ordinal)) => {
+                Place::new(Some(card), target.budget.vram, Kind::Cuda(ordinal))
+            }
+            (place, _) => place,
+        }
+    }
+
+    fn by_card(target: &cli::Target, name: Option<&str>) -> Result<Place, Error> {
+        let vram = target.budget.vram;
+        let kind = match (target.device, name) {
             (DeviceChoice::Cuda(ordinal), _) => return Place::on_card(name, vram, ordinal),
             (DeviceChoice::Emulated, _) => return Place::new(name.or(Some(EMULATED_CARD)), vram, Kind::Emulated),
             (DeviceChoice::Auto, None) if info::cards().is_ok_and(|cards| !cards.is_empty()) => {
@@ -78,12 +93,7 @@ impl Place {
         let card = info::card(ordinal)?;
         let own = cards::of(&card)?;
         let spec = name.map_or(Ok(own.clone()), cards::find)?;
-        if spec.arch == Arch::Host || spec.arch > own.arch {
-            return Err(Error::Unsupported {
-                what: format!("tactics of {} ({}) on {} ({})", spec.name, spec.arch, own.title, own.arch),
-                supported: "a card takes its own and those of earlier ones; --device plan needs no card".into(),
-            });
-        }
+        tactics_run_on(&spec, &own)?;
         let place = Place::new(Some(spec.name), vram, Kind::Cuda(ordinal));
         // A card that is not in the list has no name to be found by.
         place.or(Ok(Place { spec, vram, kind: Kind::Cuda(ordinal) }))
@@ -98,7 +108,10 @@ impl Place {
     pub(crate) fn device(&self) -> Result<Arc<Device>, Error> {
         match self.kind {
             Kind::Cpu => Device::cpu(self.spec.clone(), self.slab()),
-            Kind::Cuda(ordinal) => Device::cuda(self.spec.clone(), ordinal, self.slab()),
+            Kind::Cuda(ordinal) => {
+                tactics_run_on(&self.spec, &cards::of(&info::card(ordinal)?)?)?;
+                Device::cuda(self.spec.clone(), ordinal, self.slab())
+            }
             Kind::Emulated => Device::emulated_bare(self.spec.clone(), self.slab()),
             Kind::Plan => Ok(Device::plan(self.spec.clone(), self.slab())),
         }
@@ -120,6 +133,17 @@ impl Place {
         row.overhead_bytes = Some(self.spec.overhead.bytes());
         row.overhead_kind = Some(self.spec.overhead.kind().into());
     }
+}
+
+/// Whether a card can run what is chosen for another.
+fn tactics_run_on(spec: &DeviceSpec, own: &DeviceSpec) -> Result<(), Error> {
+    if spec.arch != Arch::Host && spec.arch <= own.arch {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: format!("tactics of {} ({}) on {} ({})", spec.name, spec.arch, own.title, own.arch),
+        supported: "a card takes its own and those of earlier ones; --device plan needs no card".into(),
+    })
 }
 
 /// A model as the user named it, with the seed of whatever is random about it.
@@ -146,19 +170,28 @@ pub(crate) struct Values {
 impl Values {
     /// What the flags ask for; `default` says what stands where they are silent.
     pub(crate) fn of(flags: &cli::Numerics, default: ops::Numerics) -> Result<Values, Error> {
+        Values::with_kv(flags, default, flags.kv_dtype)
+    }
+
+    /// The same with another type of the KV cache.
+    pub(crate) fn with_kv(
+        flags: &cli::Numerics,
+        default: ops::Numerics,
+        kv: Option<cli::KvDtype>,
+    ) -> Result<Values, Error> {
         let fault = flags.fault.as_deref().map(Fault::parse).transpose()?;
-        Ok(Values { fault, ..Values::sound(flags, default) })
+        Ok(Values { fault, ..Values::sound(flags, default, kv) })
     }
 
     /// The same without the fault.
-    pub(crate) fn sound(flags: &cli::Numerics, default: ops::Numerics) -> Values {
+    pub(crate) fn sound(flags: &cli::Numerics, default: ops::Numerics, kv: Option<cli::KvDtype>) -> Values {
         let activations = flags.dtype.map_or(default.activations, dtype);
         Values {
             numerics: ops::Numerics {
                 activations,
                 logits: dtype(flags.logits),
                 state: dtype(flags.state),
-                kv: match flags.kv_dtype {
+                kv: match kv {
                     None => activations,
                     Some(cli::KvDtype::F32) => DType::F32,
                     Some(cli::KvDtype::Bf16) => DType::Bf16,
@@ -263,6 +296,9 @@ pub(crate) fn template(model: &Model, source: &Source, place: &Place, values: Va
         }
     }
     place.stamp(&mut row);
+    if let Kind::Cuda(ordinal) = place.kind {
+        CardFacts::gather(ordinal).stamp(&mut row);
+    }
     row
 }
 

@@ -71,6 +71,12 @@ pub enum Error {
         /// The request's number.
         request: u64,
     },
+    /// The same work took other memory than it had before: a leak, or fragmentation.
+    #[error("{what}")]
+    Leak {
+        /// Which work, its bytes before and after, and who holds the difference.
+        what: String,
+    },
     /// A card, its driver or one of the vendor's libraries said no.
     #[error("{what}{}{help}", if help.is_empty() { "" } else { "; " })]
     Device {

@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_fault_happens_where_it_was_asked_for() {
-        let cell = |chunk, batch| Cell { chunk, batch, depth: 0 };
+        let cell = |chunk, batch| Cell::fixed(chunk, batch, 0);
         let fault = Fault::parse("worker-kill@chunk=512,batch=2").unwrap();
         assert!(fault.hits(&cell(512, 2)) && !fault.hits(&cell(512, 1)) && !fault.hits(&cell(64, 2)));
         assert!(Fault::parse("worker-panic").unwrap().hits(&cell(1, 1)));

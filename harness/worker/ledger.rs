@@ -67,11 +67,11 @@ mod tests {
     fn what_stays_at_either_end_of_the_slab_is_found_and_named() {
         let place = Place::new(None, Some(256 << 20), Kind::Plan).unwrap();
         let values = Values { numerics: Numerics::BF16, fault: None };
-        let workload = Workload { prompt: None, output: 3, kv_tokens: None, context: None };
+        let workload = Workload { output: 3, ..Workload::default() };
         let mut runner = EngineRunner::new(Model { text: "tiny".into(), seed: 0 }, place, values, workload);
         let mut ledger = Ledger::default();
         for chunk in [64, 16] {
-            runner.run(&Cell { chunk, batch: 2, depth: 0 }, &mut Row::default()).unwrap();
+            runner.run(&Cell::fixed(chunk, 2, 0), &mut Row::default()).unwrap();
             assert_eq!(ledger.left_behind(runner.loaded().unwrap()).unwrap(), None);
         }
         for (end, words) in

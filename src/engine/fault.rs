@@ -20,11 +20,15 @@ pub enum Fault {
     FailedAllocation,
     /// The first sampled row's logits are all NaN.
     NanLogits,
+    /// Each request whose prompt ends leaves a block in the arena for good.
+    Leak,
+    /// Each step in which a prompt ends moves one small block to where the step's own blocks end, and leaves it there.
+    Fragment,
 }
 
 impl Fault {
     /// Every fault, in the order of the help text.
-    pub const ALL: [Fault; 7] = [
+    pub const ALL: [Fault; 9] = [
         Fault::FullWindowHead,
         Fault::SliceRows,
         Fault::SliceThenGather,
@@ -32,6 +36,8 @@ impl Fault {
         Fault::SlowKernel,
         Fault::FailedAllocation,
         Fault::NanLogits,
+        Fault::Leak,
+        Fault::Fragment,
     ];
 
     /// The name `--fault` takes.
@@ -44,6 +50,8 @@ impl Fault {
             Fault::SlowKernel => "slow-kernel",
             Fault::FailedAllocation => "failed-allocation",
             Fault::NanLogits => "nan-logits",
+            Fault::Leak => "leak",
+            Fault::Fragment => "fragment",
         }
     }
 

@@ -117,6 +117,8 @@ pub struct Runner {
     graphs: bool,
     /// Where routers' choices are written down; steps then run without graphs.
     routes: Option<RouteLog>,
+    /// What a seeded fault never gives back.
+    kept: Vec<Tensor>,
 }
 
 #[derive(Debug)]
@@ -145,7 +147,15 @@ impl Runner {
     ) -> Result<Runner> {
         let model = Model::load(device, source, numerics, progress)?;
         let meter = Meter::default();
-        Ok(Runner { device: Arc::clone(device), model, meter, pools: None, graphs: true, routes: None })
+        Ok(Runner {
+            device: Arc::clone(device),
+            model,
+            meter,
+            pools: None,
+            graphs: true,
+            routes: None,
+            kept: Vec::new(),
+        })
     }
 
     /// Whether decode steps on a card run as captured graphs. They do unless told otherwise.
@@ -177,6 +187,7 @@ impl Runner {
     /// was there before is freed first.
     pub fn allocate(&mut self, limits: Limits, pages: usize, slots: usize) -> Result<()> {
         self.pools = None;
+        self.kept.clear();
         // The last step's peak is kept free until the next begins; pools may take it.
         self.device.begin_step();
         let state = cache::allocate(&self.device, &self.model.state(), self.model.kv_scales(), pages, slots)?;
@@ -188,6 +199,7 @@ impl Runner {
     /// Frees the pools, the parameters stay.
     pub fn release(&mut self) {
         self.pools = None;
+        self.kept.clear();
     }
 
     /// Runs one step. With `bound`, workspaces are allocated at their upper bound under those limits.
@@ -198,7 +210,7 @@ impl Runner {
         bound: Option<Limits>,
         probe: Option<Probe>,
     ) -> Result<StepResult> {
-        let Runner { device, model, meter, pools, graphs, routes } = self;
+        let Runner { device, model, meter, pools, graphs, routes, kept } = self;
         let Some(pools) = pools else {
             return Err(Error::shape("step", "the pools are not allocated"));
         };
@@ -230,7 +242,18 @@ impl Runner {
             }
             return finish(&cx, model, step, fault, dry);
         }
+        let prompts_ended = step.samples.len().saturating_sub(step.decodes);
+        if fault == Some(Fault::Leak) && prompts_ended > 0 {
+            // The first blocks of a step: what they leave has no holes.
+            kept.push(cx.activation("fault", "leak", &[prompts_ended, model.geometry().hidden])?);
+        }
         let done = forward(&cx, model, pools, step, Some((fault, probe)))?;
+        if fault == Some(Fault::Fragment) && prompts_ended > 0 {
+            kept.clear();
+            // As far in as this step's rows push it: a hole of another size after each prompt.
+            let _hole = cx.activation("fault", "hole", &[step.tokens.len(), model.geometry().hidden])?;
+            kept.push(cx.alloc("fault", "fragment", DType::U8, &[1])?);
+        }
         finish(&cx, model, step, fault, done)
     }
 

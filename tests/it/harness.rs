@@ -101,6 +101,8 @@ fn cpu_and_plan_rows_of_a_sweep_have_the_same_bytes() {
             "depth=0,70",
             "--output",
             "3",
+            "--repetitions",
+            "2",
             "--out",
             &out,
         ]);
@@ -271,7 +273,7 @@ fn the_readme_s_table_is_what_the_program_prints() {
 fn a_pool_too_small_for_the_batch_is_an_answer_everywhere() {
     let dir = tempfile::tempdir().unwrap();
     let out = path(dir.path(), "run");
-    let axes = ["--axis", "chunk=16,512", "--axis", "batch=1,4", "--output", "4", "--prompt", "100"];
+    let axes = ["--axis=chunk=16,512", "--axis=batch=1,4", "--output=4", "--prompt=100", "--repetitions=2"];
     // One sequence takes two pages of 64 tokens: 128 hold a batch of 1 and no batch of 4; 64 hold no prompt.
     for (kv, statuses) in [
         ("128", ["ok", "ok", "oom_predicted", "oom_skipped_dominated"]),

@@ -4,6 +4,7 @@
 
 mod ab;
 mod bench;
+mod cells;
 mod checkpoint;
 mod cuda;
 mod doctor;
