@@ -61,6 +61,8 @@ pub(crate) struct Pass {
     pub(crate) phases: Phases,
     /// The pool after the largest step of each stage.
     pub(crate) stages: Vec<Option<Report>>,
+    /// Who still holds bytes of the arena after the last step, where nobody should.
+    pub(crate) left: Vec<(String, u64)>,
     /// The step each request came before.
     pub(crate) came_at: Vec<u64>,
     /// The tokens sampled for each request, in the order requests came.
@@ -117,6 +119,8 @@ pub(crate) fn run(engine: &mut Engine, course: &Course) -> Result<Pass> {
         submit(engine, course, planned, next, &mut live, &mut pass)?;
         next += 1;
     }
+    let left = engine.runner().device().arena_owners();
+    pass.left = left.into_iter().map(|(owner, bytes)| (owner.to_string(), bytes)).collect();
     Ok(pass)
 }
 

@@ -432,7 +432,6 @@ mod tests {
                         continue;
                     };
                     assert!(script.kv_tokens() > 0 && script.requests.iter().all(|r| r.prompt > 0 && r.output > 0));
-                    script.within(1 << 18, "tiny").expect_err("too long");
                 }
             }
         }

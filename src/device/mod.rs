@@ -14,7 +14,7 @@ pub use host::Pod;
 pub use spec::{Arch, DeviceSpec, Overhead, Rates};
 
 use crate::error::{Error, Result};
-use crate::mem::{ALIGN_BYTES, Block, End, Pool, Report, Tag};
+use crate::mem::{ALIGN_BYTES, Block, End, Owner, Pool, Report, Tag};
 use cuda::Cuda;
 use host::HostSlab;
 
@@ -158,6 +158,11 @@ impl Device {
     /// What the pool has seen: resident, peak, free, owners.
     pub fn report(&self) -> Report {
         self.pool().report()
+    }
+
+    /// What is live in the arena now, by tag: nothing between steps, unless something leaks. Bytes, the largest first.
+    pub fn arena_owners(&self) -> Vec<(Owner, u64)> {
+        self.pool().arena_owners()
     }
 
     fn guarded(&self) -> bool {

@@ -22,7 +22,7 @@ pub enum Fault {
     NanLogits,
     /// Each request whose prompt ends leaves a block in the arena for good.
     Leak,
-    /// Each step in which a prompt ends moves one small block to where the step's own blocks end, and leaves it there.
+    /// Each step in which a prompt ends leaves small blocks with holes between them, in place of the last step's.
     Fragment,
 }
 

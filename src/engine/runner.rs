@@ -24,6 +24,11 @@ use crate::tensor::Tensor;
 /// Rows of logits computed at once where every row of a prompt is wanted.
 pub const LOGIT_BLOCK_ROWS: usize = 64;
 
+/// Blocks that a seeded fragmenter leaves behind.
+const COMB_TEETH: usize = 8;
+/// Rows of an activation between two of them.
+const COMB_GAP_ROWS: usize = 16;
+
 /// A row to sample.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampledRow {
@@ -250,9 +255,12 @@ impl Runner {
         let done = forward(&cx, model, pools, step, Some((fault, probe)))?;
         if fault == Some(Fault::Fragment) && prompts_ended > 0 {
             kept.clear();
-            // As far in as this step's rows push it: a hole of another size after each prompt.
-            let _hole = cx.activation("fault", "hole", &[step.tokens.len(), model.geometry().hidden])?;
-            kept.push(cx.alloc("fault", "fragment", DType::U8, &[1])?);
+            // A comb: between its teeth are holes that few buffers fit into.
+            let mut gaps = Vec::new();
+            for _ in 0..COMB_TEETH {
+                gaps.push(cx.activation("fault", "gap", &[COMB_GAP_ROWS, model.geometry().hidden])?);
+                kept.push(cx.alloc("fault", "fragment", DType::U8, &[1])?);
+            }
         }
         finish(&cx, model, step, fault, done)
     }

@@ -3,7 +3,7 @@
 use super::ledger::Ledger;
 use super::region::Region;
 use super::report::{self, Report};
-use super::tag::{Tag, TagId, Tags};
+use super::tag::{Owner, Tag, TagId, Tags};
 use crate::error::OutOfMemory;
 
 /// Offsets and sizes are multiples of this: what a device's own allocator guarantees, and enough for any vector load.
@@ -151,6 +151,11 @@ impl Pool {
     /// Bytes of live arena blocks.
     pub fn arena_live(&self) -> u64 {
         self.regions[End::Arena as usize].live()
+    }
+
+    /// Live bytes of the arena now by tag, its holes as [`Owner::Holes`]; nobody between steps, unless something leaks.
+    pub fn arena_owners(&self) -> Vec<(Owner, u64)> {
+        report::owners(self.tags.all(), self.ledger.live(End::Arena), self.arena_extent())
     }
 
     /// Extent of the arena now, holes included, in bytes.
