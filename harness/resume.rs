@@ -84,7 +84,7 @@ pub(crate) fn resume(dir: &Path, planned: &mut Planned, policy: Policy) -> Resul
 /// Copies the rows of another sweep beside them, under a name that is free.
 fn keep(path: &Path) -> Result<()> {
     let name = |n: u32| path.with_extension(format!("jsonl.before-{n}"));
-    let kept = (1..).map(name).find(|kept| kept.symlink_metadata().is_err()).context("no name is free")?;
+    let kept = (1..=u32::MAX).map(name).find(|kept| kept.symlink_metadata().is_err()).context("no name is free")?;
     std::fs::copy(path, &kept).with_context(|| format!("cannot keep the earlier rows as {}", kept.display()))?;
     note(&format!("the earlier rows are kept as {}", kept.display()));
     Ok(())
