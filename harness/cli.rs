@@ -51,6 +51,11 @@ pub(crate) enum Verb {
     Worker(Box<WorkerArgs>),
     /// Say whether a model fits a card, and who holds which bytes, without running it
     Plan(PlanArgs),
+    /// Plan every built-in model on every card and hold the plans to the committed baseline
+    #[command(after_long_help = crate::replan::HELP, after_help = crate::replan::HELP)]
+    Replan(crate::replan::ReplanArgs),
+    /// Print the folder of the baselines that a run may be held to: by card, driver and method
+    Baseline(crate::baseline::BaselineArgs),
     /// Find the largest chunk that fits, for each batch and depth
     Frontier(FrontierArgs),
     /// Write the float32 logits of a prompt to a safetensors file
@@ -129,6 +134,9 @@ pub(crate) struct PlanArgs {
     /// Tokens of each sequence, prompt and output together
     #[arg(long, value_name = "TOKENS", value_parser = flat(context), default_value = "8192")]
     pub(crate) context: u64,
+    /// Print what a decode step at the end of the context reads, by module, and the TPOT it bounds, and nothing else
+    #[arg(long)]
+    pub(crate) traffic: bool,
 }
 
 /// `frontier`.

@@ -9,10 +9,13 @@
 //! `definitions` what the numbers mean. `stats` summarises samples, `provenance` says where they come from, `progress` how
 //! long it takes. `synth` writes a checkpoint and `inspect` says what one holds. `kernels`
 //! compiles every kernel; `doctor` says what this machine can do (`nvml` asks its cards, `calibrate` measures them);
-//! `bench` times kernels. `verdict` compares two samples, `gate` two runs, `ab` two builds. `failure` is how a verb ends when it cannot go on.
+//! `bench` times kernels. `verdict` compares two samples, `gate` two runs, `ab` two builds. `replan` holds the plans of all
+//! models on all cards to their baseline, and `traffic` says what a decoded token reads; `baseline` finds the baseline a
+//! measured run is held to. `failure` is how a verb ends when it cannot go on.
 
 mod ab;
 mod axis;
+mod baseline;
 mod bench;
 mod bytes;
 mod calibrate;
@@ -49,6 +52,7 @@ mod plot;
 mod progress;
 mod provenance;
 mod record;
+mod replan;
 mod resume;
 mod run_args;
 mod run_sweep;
@@ -60,6 +64,7 @@ mod synth;
 mod table;
 mod target;
 mod trace;
+mod traffic;
 mod verdict;
 mod worker;
 mod workload;
@@ -96,6 +101,8 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Verb::Merge(args) => merge::merge(args),
         Verb::Worker(args) => worker::worker(args),
         Verb::Plan(args) => plan::plan(args),
+        Verb::Replan(args) => replan::replan(args),
+        Verb::Baseline(args) => baseline::baseline(args),
         Verb::Frontier(args) => edges::frontier(args),
         Verb::Logits(args) => once::logits(args),
         Verb::Generate(args) => once::generate(args),

@@ -20,6 +20,7 @@ use crate::record::Row;
 use crate::sweep::Runner as _;
 use crate::table::{Align, Table, number, or_null};
 use crate::target::{Model, Place, Values};
+use crate::traffic::traffic_text;
 
 /// The largest chunk asked about.
 const LARGEST_CHUNK: u64 = 1 << 16;
@@ -34,7 +35,11 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
         batch: args.batch as usize,
         context: args.context as usize,
     };
-    for place in places(&args.cards, args.budget.vram)? {
+    let places = places(&args.cards, args.budget.vram)?;
+    if args.traffic {
+        return Ok(print(&traffic_text(&source, &places, values.numerics, args.batch, args.context)?)?);
+    }
+    for place in places {
         // The verdict is out before anything else is asked of the model.
         let (fits, verdict) = verdict_text(&source, &place, values, limits, args)?;
         print(&verdict)?;

@@ -18,4 +18,4 @@ pub use fault::Fault;
 pub use request::{Finish, Logits, Record, Request, RequestId};
 pub use runner::{PromptRows, Runner, StepPlan};
 pub use schedule::Policy;
-pub use sizing::{KvBudget, Sizing};
+pub use sizing::{KvBudget, Sizer, Sizing};

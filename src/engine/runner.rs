@@ -316,11 +316,14 @@ fn forward(
 ) -> Result<Forwarded> {
     let (fault, probe) = special.unwrap_or_default();
     let batch = Batch { spans: &step.spans, decodes: step.decodes, inputs: &pools.inputs };
-    let x = model.forward(cx, &batch, &mut pools.state, probe)?;
+    // Before the layers, so that it stands at the peak wherever in the step that is.
     let extra = match fault {
-        Some(Fault::ExtraBuffer) => Some(cx.activation("fault", "extra_buffer", x.shape())?),
+        Some(Fault::ExtraBuffer) => {
+            Some(cx.activation("fault", "extra_buffer", &[step.tokens.len(), model.geometry().hidden])?)
+        }
         _ => None,
     };
+    let x = model.forward(cx, &batch, &mut pools.state, probe)?;
     let logits = match step.samples.len() {
         0 => None,
         n => Some(model.head(cx, &x, &pools.inputs.rows, n, fault.and_then(Fault::head))?),

@@ -8,8 +8,10 @@ use serde::Serialize;
 use crate::checkpoint::Source;
 use crate::device::{Device, DeviceSpec};
 use crate::engine::cache;
+use crate::engine::fault::Fault;
 use crate::engine::runner::{LOGIT_BLOCK_ROWS, PromptRows, Runner, SampledRow, StepPlan};
 use crate::error::{BudgetError, Error, OutOfMemory, Result};
+use crate::mem::Owner;
 use crate::model::StateScope;
 use crate::ops::batch::{PAGE_TOKENS, Placement};
 use crate::ops::sampler::SampleRow;
@@ -51,6 +53,8 @@ pub struct Sizing {
     pub kv_tokens: u64,
     /// Each schedule that can be the worst, with its transient peak.
     pub corners: Vec<(&'static str, u64)>,
+    /// Who holds the arena at the worst of them: largest first, sums to [`Sizing::arena`].
+    pub owners: Vec<(Owner, u64)>,
 }
 
 impl Sizing {
@@ -130,15 +134,14 @@ pub fn size(
     kv: KvBudget,
 ) -> Result<Sizing> {
     check(source, limits)?;
-    let device = Device::plan(spec.clone(), ENDLESS_BYTES);
-    let mut endless = Runner::load(&device, source, numerics, &mut |_, _| {})?;
-    let sizing = divide(&mut endless, slab, limits, kv)?;
+    let mut endless = endless(spec, source, numerics)?;
+    let sizing = divide(&mut endless, slab, limits, kv, None)?;
     if sizing.total() <= slab && sizing.kv_tokens >= minimum_kv_tokens(kv, limits) {
         return Ok(sizing);
     }
     let sizing = match kv {
         // What it takes at least, not what would be left of it.
-        KvBudget::Fill => divide(&mut endless, slab, limits, KvBudget::Tokens(minimum_kv_tokens(kv, limits)))?,
+        KvBudget::Fill => divide(&mut endless, slab, limits, KvBudget::Tokens(minimum_kv_tokens(kv, limits)), None)?,
         KvBudget::Tokens(_) => sizing,
     };
     let nearest = nearest(&mut endless, slab, limits, kv)?;
@@ -170,8 +173,35 @@ fn minimum_kv_tokens(kv: KvBudget, limits: Limits) -> u64 {
     }
 }
 
+/// The model on a slab that nothing fills.
+fn endless(spec: &DeviceSpec, source: &Source, numerics: Numerics) -> Result<Runner> {
+    Runner::load(&Device::plan(spec.clone(), ENDLESS_BYTES), source, numerics, &mut |_, _| {})
+}
+
+/// A model whose sizes are asked for again and again: its parameters are declared once.
+#[derive(Debug)]
+pub struct Sizer<'a> {
+    source: &'a Source,
+    endless: Runner,
+}
+
+impl Sizer<'_> {
+    /// Declares the parameters of `source` for the tactics of `spec`, whose memory plays no part.
+    pub fn new<'a>(spec: &DeviceSpec, source: &'a Source, numerics: Numerics) -> Result<Sizer<'a>> {
+        Ok(Sizer { source, endless: endless(spec, source, numerics)? })
+    }
+
+    /// What `limits` take with a KV pool of `kv_tokens`, as [`size`] finds it, whether or not any card has as much: the
+    /// slab of the result is its total. With a fault, every corner is run with it.
+    pub fn size(&mut self, limits: Limits, kv_tokens: u64, fault: Option<Fault>) -> Result<Sizing> {
+        check(self.source, limits)?;
+        let sizing = divide(&mut self.endless, 0, limits, KvBudget::Tokens(kv_tokens), fault)?;
+        Ok(Sizing { slab: sizing.total(), ..sizing })
+    }
+}
+
 /// Divides the slab; the result's total may exceed it.
-fn divide(endless: &mut Runner, slab: u64, limits: Limits, kv: KvBudget) -> Result<Sizing> {
+fn divide(endless: &mut Runner, slab: u64, limits: Limits, kv: KvBudget, fault: Option<Fault>) -> Result<Sizing> {
     endless.release();
     let decls = endless.model().state();
     let weights = endless.report().resident;
@@ -180,15 +210,20 @@ fn divide(endless: &mut Runner, slab: u64, limits: Limits, kv: KvBudget) -> Resu
     // Sizes of what follows do not depend on the number of pages: one page is enough to run the corners on.
     endless.allocate(limits, 1, slots as usize)?;
     let inputs = endless.report().resident - weights - state - cache::state_bytes(&decls, StateScope::PerToken, 1);
-    let mut measured = Vec::new();
+    let (mut measured, mut arena, mut owners) = (Vec::new(), 0, Vec::new());
+    let mut measure = |name, plan: &StepPlan, bound| -> Result<()> {
+        endless.run(plan, fault, bound, None)?;
+        let report = endless.report();
+        measured.push((name, report.transient_peak));
+        if report.transient_peak > arena {
+            (arena, owners) = (report.transient_peak, report.owners);
+        }
+        Ok(())
+    };
     for (name, plan) in corners(limits) {
-        endless.run(&plan, None, None, None)?;
-        measured.push((name, endless.report().transient_peak));
+        measure(name, &plan, None)?;
     }
-    let bound = bound_step(limits);
-    endless.run(&bound, None, Some(limits), None)?;
-    measured.push(("every workspace at its upper bound", endless.report().transient_peak));
-    let arena = measured.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
+    measure("every workspace at its upper bound", &bound_step(limits), Some(limits))?;
     endless.release();
 
     let pages = match kv {
@@ -205,7 +240,7 @@ fn divide(endless: &mut Runner, slab: u64, limits: Limits, kv: KvBudget) -> Resu
     };
     let kv = cache::state_bytes(&decls, StateScope::PerToken, pages);
     let kv_tokens = (pages - 1) * PAGE_TOKENS as u64;
-    Ok(Sizing { slab, weights, kv, state, inputs, arena, pages, slots, kv_tokens, corners: measured })
+    Ok(Sizing { slab, weights, kv, state, inputs, arena, pages, slots, kv_tokens, corners: measured, owners })
 }
 
 /// All rows, all sequences, prefill and decode kernels both, rows scored: as few prompts as can hold the rows that the
@@ -226,7 +261,7 @@ fn bound_step(limits: Limits) -> StepPlan {
 /// The nearest smaller setting that fits: a shorter chunk, else a smaller batch, else a smaller KV pool.
 fn nearest(endless: &mut Runner, slab: u64, limits: Limits, kv: KvBudget) -> Result<Option<String>> {
     let mut fits = |limits: Limits, kv: KvBudget| -> Result<bool> {
-        let sizing = divide(endless, slab, limits, kv)?;
+        let sizing = divide(endless, slab, limits, kv, None)?;
         Ok(sizing.total() <= slab && sizing.kv_tokens >= minimum_kv_tokens(kv, limits))
     };
     let mut chunk = limits.step_tokens;
@@ -245,7 +280,7 @@ fn nearest(endless: &mut Runner, slab: u64, limits: Limits, kv: KvBudget) -> Res
     }
     if let KvBudget::Tokens(_) = kv {
         for limits in [limits, Limits { step_tokens: 1.max(limits.step_tokens.min(512)), batch: 1, ..limits }] {
-            let filled = divide(endless, slab, limits, KvBudget::Fill)?;
+            let filled = divide(endless, slab, limits, KvBudget::Fill, None)?;
             if filled.total() <= slab && filled.kv_tokens >= PAGE_TOKENS as u64 {
                 return Ok(Some(format!(
                     "--kv-tokens {} fits at --chunk {} --batch {}",

@@ -1,0 +1,189 @@
+#!/usr/bin/env bash
+# The nightly run: sweeps a list of cells, holds each to the baseline of this card, driver and method, runs what regressed
+# once more, and writes what was found. It commits nothing and opens nothing: whoever calls it does, from the files in OUT.
+#
+#   .github/nightly.sh --cells FILE --out OUT [--bin highwater] [--baselines results/baselines] [--bench]
+#                      [--against DIR --force]
+#
+# FILE has a sweep a line: a name, then the arguments of `highwater sweep`, split at spaces; # begins a comment.
+#
+# OUT/run/NAME, OUT/confirm/NAME   the sweeps; OUT/bench the kernels' times
+# OUT/NAME.md, OUT/NAME.confirm.md what the gate said
+# OUT/summary.md                   one line a sweep
+# OUT/proposed/CARD/DRIVER-mM/NAME a baseline for whoever reviews it, where there was none
+# OUT/issue.title, OUT/issue.md    only after a regression was found twice
+# OUT/outcome                      code=N and confirmed=true|false
+#
+# Exit code: 4 memory or a lost fit, 3 speed, both only if found twice; 1 a tool or a cell failed; 5 nothing can be said:
+# no baseline, inconclusive, or other conditions; 0 nothing is worse. The gravest of all sweeps, in this order.
+set -euo pipefail
+
+usage() {
+  printf 'nightly: %s\n' "$1" >&2
+  printf 'usage: nightly.sh --cells FILE --out OUT [--bin BIN] [--baselines DIR] [--bench] [--against DIR --force]\n' >&2
+  exit 2
+}
+
+cells='' out='' bin=highwater baselines=results/baselines bench=false against='' force=false
+while (($# > 0)); do
+  case $1 in
+    --cells | --out | --bin | --baselines | --against)
+      (($# > 1)) || usage "$1 needs a value"
+      declare "${1#--}=$2"
+      shift 2
+      ;;
+    --bench) bench=true && shift ;;
+    --force) force=true && shift ;;
+    *) usage "unknown argument $1" ;;
+  esac
+done
+[[ -n $cells ]] || usage '--cells is missing'
+[[ -n $out ]] || usage '--out is missing'
+[[ -f $cells && -r $cells ]] || usage "no list of cells at $cells"
+command -v -- "$bin" > /dev/null || usage "no program $bin"
+# Another card's, driver's or method's numbers say nothing here unless somebody insists.
+if [[ -n $against ]] && ! $force; then usage '--against chooses a baseline of another key: it needs --force'; fi
+if $force && [[ -z $against ]]; then usage '--force is for --against'; fi
+if [[ -e $out ]] && [[ -n $(ls -A -- "$out") ]]; then usage "$out is not empty: one run, one folder"; fi
+mkdir -p -- "$out"
+
+# Codes from grave to harmless; what a sweep ends with is the graver of what was seen.
+gravest=0
+rank() {
+  case $1 in 4) echo 4 ;; 3) echo 3 ;; 0) echo 0 ;; 5) echo 1 ;; *) echo 2 ;; esac
+}
+count() {
+  if (($(rank "$1") > $(rank "$gravest"))); then gravest=$1; fi
+}
+
+note() {
+  printf '%s\n' "$1"
+  printf '%s\n' "$1" >> "$out/summary.md"
+}
+
+# Runs a command, its output in a log and here; leaves its exit code in $code.
+code=0
+try() {
+  local log=$1
+  shift
+  set +e
+  "$@" 2>&1 | tee -- "$log"
+  code=${PIPESTATUS[0]}
+  set -e
+}
+
+# The gate of one sweep against one baseline; 2 and whatever is no verdict are tool failures.
+gate() {
+  local base=$1 run=$2 report=$3 extra=()
+  if $force; then extra=(--force); fi
+  try "$report.log" "$bin" gate "$base" "$run" --strict --markdown "$report.md" "${extra[@]}"
+  case $code in 0 | 1 | 3 | 4 | 5) ;; *) code=1 ;; esac
+}
+
+# What the gate wrote, for the issue: its Markdown, or the end of its log.
+# shellcheck disable=SC2016 # the backquotes are Markdown
+said() {
+  if [[ -s $1.md ]]; then cat -- "$1.md"; else printf '```\n%s\n```\n' "$(tail -n 50 -- "$1.log")"; fi
+}
+
+judge() {
+  local name=$1 run=$out/run/$1 base folder
+  shift
+  if ! folder=$("$bin" baseline "$run" --in "$baselines"); then
+    note "- $name: **failed**: its rows do not say which baseline they are held to"
+    count 1
+    return
+  fi
+  base=$folder/$name
+  if [[ -n $against ]]; then base=$against/$name; fi
+  if [[ ! -d $base ]]; then
+    local proposed=$out/proposed/${folder#"$baselines"/}/$name
+    mkdir -p -- "$(dirname -- "$proposed")"
+    cp -R -- "$run" "$proposed"
+    note "- $name: **no baseline** at $base. This run is proposed as one in ${proposed#"$out"/}: look at it, copy it there and commit it"
+    count 5
+    return
+  fi
+  gate "$base" "$run" "$out/$name"
+  local first=$code
+  case $first in
+    0) note "- $name: nothing is worse than $base" ;;
+    1) note "- $name: **failed**: the gate could not judge it or a cell failed, see $name.log" ;;
+    5) note "- $name: **inconclusive** against $base, see $name.md" ;;
+    3 | 4)
+      # Once is noise until it is seen twice, in another process, a while later.
+      note "- $name: regression (code $first) against $base: run once more"
+      mkdir -p -- "$out/confirm"
+      try "$out/$name.confirm.sweep.log" "$bin" sweep "$@" --out "$out/confirm/$name"
+      if ((code != 0)); then
+        note "- $name: **failed** when it was run once more (code $code)"
+        count 1
+        return
+      fi
+      gate "$base" "$out/confirm/$name" "$out/$name.confirm"
+      if ((code == 3 || code == 4)); then
+        note "- $name: **regression confirmed** (code $code)"
+        issue "$name" "$base" "$first" "$*"
+      else
+        note "- $name: **not confirmed**: the second run ended with code $code"
+      fi
+      ;;
+  esac
+  count "$code"
+}
+
+# Adds one confirmed regression to the issue.
+# shellcheck disable=SC2016 # the backquotes are Markdown
+issue() {
+  local name=$1 base=$2 first=$3 args=$4 kind='slower'
+  if ((code == 4)); then kind='more memory, or a fit lost'; fi
+  if [[ ! -s $out/issue.title ]]; then printf 'Nightly regression: %s' "$name" > "$out/issue.title"; else printf ', %s' "$name" >> "$out/issue.title"; fi
+  {
+    printf '## %s: %s\n\n' "$name" "$kind"
+    printf 'Commit %s. Found twice (codes %s and %s), in two processes, against `%s`.\n\n' "${GITHUB_SHA:-$(git rev-parse HEAD 2> /dev/null || echo unknown)}" "$first" "$code" "$base"
+    printf 'To run it again: `highwater sweep %s --out run`, then `highwater gate %s run`.\n\n' "$args" "$base"
+    printf '### First run\n\n'
+    said "$out/$name"
+    printf '\n### Second run\n\n'
+    said "$out/$name.confirm"
+    printf '\n'
+  } >> "$out/issue.md"
+}
+
+mkdir -p -- "$out/run"
+printf '# Nightly\n\n' > "$out/summary.md"
+names=()
+while read -r -a words || ((${#words[@]} > 0)); do
+  if ((${#words[@]} == 0)) || [[ ${words[0]} == '#'* ]]; then continue; fi
+  name=${words[0]}
+  if [[ ! $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]; then usage "$cells: $name is no name of letters, digits, . _ and -"; fi
+  for known in "${names[@]}"; do
+    if [[ $known == "$name" ]]; then usage "$cells: $name is there twice"; fi
+  done
+  names+=("$name")
+  args=("${words[@]:1}")
+  # A sweep that reads standard input must not read the list.
+  try "$out/$name.sweep.log" "$bin" sweep "${args[@]}" --out "$out/run/$name" < /dev/null
+  if ((code != 0)); then
+    note "- $name: **failed**: the sweep ended with code $code, see $name.sweep.log"
+    count 1
+    continue
+  fi
+  judge "$name" "${args[@]}" < /dev/null
+done < "$cells"
+if ((${#names[@]} == 0)); then usage "$cells lists no sweep"; fi
+
+if $bench; then
+  try "$out/bench.log" "$bin" bench --out "$out/bench"
+  if ((code != 0)); then
+    note "- bench: **failed** with code $code, see bench.log"
+    count 1
+  else
+    note '- bench: written'
+  fi
+fi
+
+confirmed=false
+if [[ -s $out/issue.md ]]; then confirmed=true; fi
+printf 'code=%s\nconfirmed=%s\n' "$gravest" "$confirmed" > "$out/outcome"
+exit "$gravest"
