@@ -8,7 +8,7 @@
 # FILE has a sweep a line: a name, then the arguments of `highwater sweep`, split at spaces; # begins a comment.
 #
 # OUT/run/NAME, OUT/confirm/NAME   the sweeps; OUT/bench the kernels' times
-# OUT/NAME.md, OUT/NAME.confirm.md what the gate said
+# OUT/gate/{run,confirm}/NAME.md   what the gate said; OUT/log/{run,confirm}/NAME.log what the sweeps did
 # OUT/summary.md                   one line a sweep
 # OUT/proposed/CARD/DRIVER-mM/NAME a baseline for whoever reviews it, where there was none
 # OUT/issue.title, OUT/issue.md    only after a regression was found twice
@@ -45,7 +45,18 @@ command -v -- "$bin" > /dev/null || usage "no program $bin"
 if [[ -n $against ]] && ! $force; then usage '--against chooses a baseline of another key: it needs --force'; fi
 if $force && [[ -z $against ]]; then usage '--force is for --against'; fi
 if [[ -e $out ]] && [[ -n $(ls -A -- "$out") ]]; then usage "$out is not empty: one run, one folder"; fi
-mkdir -p -- "$out"
+# The list is read whole before anything is written.
+names=' ' sweeps=()
+while read -r -a words || ((${#words[@]} > 0)); do
+  if ((${#words[@]} == 0)) || [[ ${words[0]} == '#'* ]]; then continue; fi
+  if [[ ! ${words[0]} =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]; then usage "$cells: ${words[0]} is no name of letters, digits, . _ and -"; fi
+  if [[ $names == *" ${words[0]} "* ]]; then usage "$cells: ${words[0]} is there twice"; fi
+  names+="${words[0]} "
+  sweeps+=("${words[*]}")
+done < "$cells"
+if ((${#sweeps[@]} == 0)); then usage "$cells lists no sweep"; fi
+baselines=${baselines%/}
+mkdir -p -- "$out"/{run,confirm} "$out"/{gate,log}/{run,confirm}
 
 # Codes from grave to harmless; what a sweep ends with is the graver of what was seen.
 gravest=0
@@ -104,23 +115,22 @@ judge() {
     count 5
     return
   fi
-  gate "$base" "$run" "$out/$name"
+  gate "$base" "$run" "$out/gate/run/$name"
   local first=$code
   case $first in
     0) note "- $name: nothing is worse than $base" ;;
-    1) note "- $name: **failed**: the gate could not judge it or a cell failed, see $name.log" ;;
-    5) note "- $name: **inconclusive** against $base, see $name.md" ;;
+    1) note "- $name: **failed**: the gate could not judge it or a cell failed, see gate/run/$name.log" ;;
+    5) note "- $name: **inconclusive** against $base, see gate/run/$name.md" ;;
     3 | 4)
       # Once is noise until it is seen twice, in another process, a while later.
       note "- $name: regression (code $first) against $base: run once more"
-      mkdir -p -- "$out/confirm"
-      try "$out/$name.confirm.sweep.log" "$bin" sweep "$@" --out "$out/confirm/$name"
+      try "$out/log/confirm/$name.log" "$bin" sweep "$@" --out "$out/confirm/$name"
       if ((code != 0)); then
         note "- $name: **failed** when it was run once more (code $code)"
         count 1
         return
       fi
-      gate "$base" "$out/confirm/$name" "$out/$name.confirm"
+      gate "$base" "$out/confirm/$name" "$out/gate/confirm/$name"
       if ((code == 3 || code == 4)); then
         note "- $name: **regression confirmed** (code $code)"
         issue "$name" "$base" "$first" "$*"
@@ -143,40 +153,32 @@ issue() {
     printf 'Commit %s. Found twice (codes %s and %s), in two processes, against `%s`.\n\n' "${GITHUB_SHA:-$(git rev-parse HEAD 2> /dev/null || echo unknown)}" "$first" "$code" "$base"
     printf 'To run it again: `highwater sweep %s --out run`, then `highwater gate %s run`.\n\n' "$args" "$base"
     printf '### First run\n\n'
-    said "$out/$name"
+    said "$out/gate/run/$name"
     printf '\n### Second run\n\n'
-    said "$out/$name.confirm"
+    said "$out/gate/confirm/$name"
     printf '\n'
   } >> "$out/issue.md"
 }
 
-mkdir -p -- "$out/run"
 printf '# Nightly\n\n' > "$out/summary.md"
-names=()
-while read -r -a words || ((${#words[@]} > 0)); do
-  if ((${#words[@]} == 0)) || [[ ${words[0]} == '#'* ]]; then continue; fi
-  name=${words[0]}
-  if [[ ! $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]]; then usage "$cells: $name is no name of letters, digits, . _ and -"; fi
-  for known in "${names[@]}"; do
-    if [[ $known == "$name" ]]; then usage "$cells: $name is there twice"; fi
-  done
-  names+=("$name")
-  args=("${words[@]:1}")
-  # A sweep that reads standard input must not read the list.
-  try "$out/$name.sweep.log" "$bin" sweep "${args[@]}" --out "$out/run/$name" < /dev/null
+for line in "${sweeps[@]}"; do
+  read -r -a args <<< "$line"
+  name=${args[0]}
+  args=("${args[@]:1}")
+  # Nobody is there to answer what a program asks.
+  try "$out/log/run/$name.log" "$bin" sweep "${args[@]}" --out "$out/run/$name" < /dev/null
   if ((code != 0)); then
-    note "- $name: **failed**: the sweep ended with code $code, see $name.sweep.log"
+    note "- $name: **failed**: the sweep ended with code $code, see log/run/$name.log"
     count 1
     continue
   fi
   judge "$name" "${args[@]}" < /dev/null
-done < "$cells"
-if ((${#names[@]} == 0)); then usage "$cells lists no sweep"; fi
+done
 
 if $bench; then
-  try "$out/bench.log" "$bin" bench --out "$out/bench"
+  try "$out/log/bench.log" "$bin" bench --out "$out/bench"
   if ((code != 0)); then
-    note "- bench: **failed** with code $code, see bench.log"
+    note "- bench: **failed** with code $code, see log/bench.log"
     count 1
   else
     note '- bench: written'

@@ -107,7 +107,7 @@ pub(crate) fn compare(was: &Book, now: &Book) -> Changes {
         }
     }
     for (key, points) in &alike {
-        let line = line(model, key, points);
+        let line = line(now, key, points);
         match key.is.cmp(&key.was) {
             std::cmp::Ordering::Greater => changes.grown.push(line),
             std::cmp::Ordering::Less => changes.better.push(line),
@@ -173,17 +173,11 @@ fn buffers(was: &Bytes, now: &Bytes) -> String {
     text.join(", ")
 }
 
-fn line(model: &str, key: &Alike, points: &[&Point]) -> String {
-    let mut recipes: Vec<&str> = Vec::new();
-    let mut cards: Vec<&str> = Vec::new();
-    for point in points {
-        if !recipes.contains(&point.recipe.as_str()) {
-            recipes.push(&point.recipe);
-        }
-        if !cards.contains(&point.card.as_str()) {
-            cards.push(&point.card);
-        }
-    }
+fn line(book: &Book, key: &Alike, points: &[&Point]) -> String {
+    let model = book.name();
+    // In the order of the program's lists.
+    let recipes: Vec<&str> = names(&book.recipes, |name| points.iter().any(|point| point.recipe == *name));
+    let cards: Vec<&str> = names(&book.cards, |name| points.iter().any(|point| point.card == *name));
     let buffers = if key.buffers.is_empty() { String::new() } else { format!(": {}", key.buffers) };
     format!(
         "{model}@{} on {}, batch {}, chunk {}: {} {} -> {} B ({}){buffers}",
@@ -196,6 +190,10 @@ fn line(model: &str, key: &Alike, points: &[&Point]) -> String {
         key.is,
         change(key.was, key.is),
     )
+}
+
+fn names(list: &[String], wanted: impl Fn(&String) -> bool) -> Vec<&str> {
+    list.iter().filter(|name| wanted(name)).map(String::as_str).collect()
 }
 
 /// A difference in words.

@@ -15,6 +15,8 @@ use crate::record::METHOD;
 const FORMAT: u32 = 1;
 /// A file is at most this long; the largest written is a tenth of it.
 pub(crate) const MOST_BYTES: u64 = 1 << 20;
+/// Models, recipes or cards of one file at most.
+const MOST_NAMES: usize = 100;
 /// The name of the arena's part.
 const TRANSIENT: &str = "transient";
 /// The name of the largest chunks.
@@ -237,6 +239,8 @@ impl Reader {
                 let list: Vec<String> = list.iter().map(|word| (*word).to_owned()).collect();
                 let distinct: BTreeSet<&String> = list.iter().collect();
                 ensure!(!list.is_empty() && distinct.len() == list.len(), "{name}: none, or one twice");
+                // A line of `all` is as many values as their product: a file of any length must not fill memory.
+                ensure!(list.len() <= MOST_NAMES, "{} {name}; at most {MOST_NAMES}", list.len());
                 ensure!(self.lists.insert((*name).to_owned(), list).is_none(), "`{name}` is there twice");
                 Ok(())
             }
@@ -431,8 +435,8 @@ pub(super) mod tests {
             "alike transient fp8-a = fp8-b",
             "bytes weights   bf16                      all    all          1000  all",
             "bytes kv        all                         8    all           800  all",
-            "fits  chunk     all                     none      none      none  rtx-1",
-            "fits  chunk     all                 8192=all       512      4096  rtx-2",
+            "fits  chunk     all                      none      none      none  rtx-1",
+            "fits  chunk     all                  8192=all       512      4096  rtx-2",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         }
@@ -452,7 +456,7 @@ pub(super) mod tests {
             ("none  rtx-1", "none  rtx-9", "rtx-9"),
             ("none  rtx-1", "none  rtx-1,rtx-2", "twice"),
             ("      none  rtx-1", "  rtx-1", "for each of the batches"),
-            ("fits  chunk     all                     none", "# ", "edge of bf16 on rtx-1"),
+            ("fits  chunk     all                      none", "# ", "edge of bf16 on rtx-1"),
             (" none", " 0", "none"),
             ("bytes weights", "bytes chunk", "no bytes"),
             (
@@ -474,6 +478,9 @@ pub(super) mod tests {
         }
         let twice = text.lines().find(|line| line.starts_with("bytes weights")).unwrap();
         assert!(format!("{:#}", parse(&format!("{text}\n{twice}")).unwrap_err()).contains("twice"));
+        let many: Vec<String> = (0..=MOST_NAMES).map(|n| format!("x-{n}")).collect();
+        let crowded = text.replacen("cards    rtx-1 ", &format!("cards    {} ", many.join(" ")), 1);
+        assert!(format!("{:#}", parse(&crowded).unwrap_err()).contains("at most 100"));
         assert!(parse("").is_err());
         assert!(parse(&"\u{0}".repeat(1000)).is_err());
     }

@@ -133,10 +133,10 @@ fn verdict(dir: &Path, changes: &Changes, stale: &[String]) -> Result<(), Failur
     let update = format!("`highwater replan {} --update` writes them; review the diff and commit it", dir.display());
     if changes.is_regression() {
         let what = format!(
-            "{} fits lost, {} kinds of growth against {}",
+            "against {}, fits lost: {}; places where bytes grew: {}",
+            dir.display(),
             changes.lost.len(),
-            changes.grown.len(),
-            dir.display()
+            changes.grown.len()
         );
         let help = format!("find the buffers named above; if they are meant to be there, {update}");
         return Err(Failure::found(MORE_MEMORY, what).with_help(&help));

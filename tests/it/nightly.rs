@@ -243,7 +243,16 @@ fn a_night_that_cannot_begin_is_a_usage_error() {
         let night = Nightly::new();
         night.write("cells", cells);
         refused(&night, &[], word);
+        assert!(!night.has("out"), "a list that is wrong is refused before anything is written");
     }
+    // A sweep may be called what a file of the night is called, and makes no issue by it.
+    let night = Nightly::new();
+    night.write("cells", "issue tiny\nsummary tiny\nrun tiny\nbench tiny\n");
+    for name in ["issue", "summary", "run", "bench"] {
+        night.write(&format!("baselines/card/driver-m1/{name}/sweep.jsonl"), "{}\n");
+    }
+    let ran = night.run(&[]);
+    assert_eq!((ran.code, night.has("out/issue.md")), (0, false), "{}", ran.text);
     // The last line counts without its end.
     let night = Nightly::new();
     night.write("cells", "one tiny");
@@ -347,4 +356,36 @@ fn the_first_night_of_a_machine_proposes_its_baseline() {
     let folder = Command::new(&bin).arg("baseline").arg(key.join("tiny")).args(["--in", "x"]).output().unwrap();
     let folder = String::from_utf8(folder.stdout).unwrap();
     assert_eq!(Path::new(folder.trim()), Path::new("x/host").join(key.file_name().unwrap()));
+}
+
+/// The real program and the real gate, on bytes alone, which no machine's noise moves: a night that is the baseline's, and one
+/// with a buffer more, which is found twice and makes an issue.
+#[test]
+fn a_second_night_is_held_to_the_first_and_a_seeded_buffer_makes_an_issue() {
+    let bin = assert_cmd::cargo::cargo_bin("highwater").display().to_string();
+    let cells = "tiny tiny@bf16 --device plan --card rtx-4090 --axis chunk=64,512 --axis batch=1,4 --output 4";
+    let night = |baselines: Option<&Path>, cells: &str| {
+        let night = Nightly::new();
+        std::fs::remove_dir_all(night.path("baselines")).unwrap();
+        if let Some(from) = baselines {
+            assert!(Command::new("cp").arg("-R").arg(from).arg(night.path("baselines")).status().unwrap().success());
+        }
+        night.write("cells", cells);
+        let ran = night.run_with(&bin, &[]);
+        (night, ran)
+    };
+    let (first, ran) = night(None, cells);
+    assert_eq!(ran.code, 5, "{}", ran.text);
+    let baselines = first.path("out/proposed");
+    assert!(baselines.join("rtx-4090/plan-m1/tiny/sweep.jsonl").is_file(), "{}", ran.text);
+
+    let (second, ran) = night(Some(&baselines), cells);
+    assert_eq!((ran.code, second.has("out/issue.md")), (0, false), "{}", ran.text);
+    assert!(second.read("out/summary.md").contains("tiny: nothing is worse"));
+
+    let (third, ran) = night(Some(&baselines), &format!("{cells} --fault extra-buffer"));
+    assert_eq!(ran.code, 4, "{}", ran.text);
+    assert_eq!(third.read("out/outcome"), "code=4\nconfirmed=true\n");
+    let issue = third.read("out/issue.md");
+    assert!(issue.contains("extra_buffer") && issue.contains("### Second run"), "{issue}");
 }

@@ -1,7 +1,6 @@
 //! The plan gate: the committed plans are today's, and a seeded regression loses a card by name.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use assert_cmd::Command;
 
@@ -35,14 +34,24 @@ fn copy() -> tempfile::TempDir {
     dir
 }
 
-/// The gate itself: every model and recipe on every card, the tables too.
+/// The gate itself: every model and recipe on every card, the tables too, in two minutes of two cores.
 #[test]
 fn the_committed_plans_are_what_is_planned_now() {
-    let begun = Instant::now();
-    let ran = highwater(&["replan"]);
-    println!("{}{:.1} s in all", ran.out, begun.elapsed().as_secs_f64());
-    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
-    assert!(ran.out.contains("on 16 cards") && ran.out.ends_with("no difference\n"), "{}", ran.out);
+    const MOST_CPU_SECONDS: f64 = 2.0 * 120.0;
+    // Whoever else uses this machine makes it wait longer, and takes no more of its processors.
+    let output = std::process::Command::new("bash")
+        .args(["-c", "TIMEFORMAT='%U %S'; time \"$0\" replan"])
+        .arg(assert_cmd::cargo::cargo_bin("highwater"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(0), "{out}{err}");
+    let times = err.lines().last().unwrap().split(' ').map(|seconds| seconds.parse::<f64>().unwrap());
+    let seconds: f64 = times.sum();
+    println!("{out}{seconds:.1} s of processors");
+    assert!(seconds < MOST_CPU_SECONDS, "{seconds} s");
+    assert!(out.contains("on 16 cards") && out.ends_with("no difference\n"), "{out}");
     let bytes: u64 =
         std::fs::read_dir(committed()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
     assert!(bytes < 400 << 10, "{bytes} B are more than anybody reviews");
