@@ -79,6 +79,11 @@ pub(crate) enum Verb {
     /// Compare two builds of this program side by side: base, candidate, candidate, base, over and over
     #[command(after_long_help = AB_HELP)]
     Ab(AbArgs),
+    /// Write the rows of a run in another form: JSON, SQL, Bencher, llama-bench's or vLLM's keys, and more
+    #[command(after_long_help = crate::formats::FORMATS)]
+    Export(crate::formats::cli::ExportArgs),
+    /// Make one HTML page of runs, complete in itself, or a short Markdown summary
+    Report(crate::report::cli::ReportArgs),
 }
 
 fn sweep_help() -> String {
@@ -109,6 +114,8 @@ pub(crate) struct SweepArgs {
     /// Folder for sweep.csv, sweep.jsonl, sweep.plan.json, DEFINITIONS.txt and the pictures [default: highwater-out/RUN]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) formats: crate::formats::cli::FormatArgs,
     #[command(flatten)]
     pub(crate) run: RunArgs,
 }

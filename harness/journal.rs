@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::definitions;
+use crate::formats::Writers;
 use crate::owners::owners_text;
 use crate::planned::{self, replace};
 use crate::record::{JSONL_ONLY, Row};
@@ -22,6 +23,7 @@ pub(crate) struct Journal {
     csv_path: PathBuf,
     jsonl: File,
     jsonl_path: PathBuf,
+    also: Option<Writers>,
 }
 
 impl Journal {
@@ -46,9 +48,21 @@ impl Journal {
         let definitions_path = dir.join("DEFINITIONS.txt");
         std::fs::write(&definitions_path, definitions::text())
             .with_context(|| format!("cannot write {}", definitions_path.display()))?;
-        let mut journal = Journal { csv: csv::Writer::from_writer(csv), csv_path, jsonl, jsonl_path };
+        let mut journal = Journal { csv: csv::Writer::from_writer(csv), csv_path, jsonl, jsonl_path, also: None };
         journal.write_csv(&csv_columns())?;
         Ok(journal)
+    }
+
+    /// The same, and every row goes to `also` too.
+    pub(crate) fn with(self, also: Writers) -> Journal {
+        Journal { also: Some(also), ..self }
+    }
+
+    /// Makes `rows` all that `also` holds, whatever it put off, and says which files those are.
+    pub(crate) fn finish(&mut self, rows: &[Row]) -> Result<Vec<&'static str>> {
+        let Some(also) = &mut self.also else { return Ok(Vec::new()) };
+        also.finish(rows)?;
+        Ok(also.file_names().collect())
     }
 
     /// An error if `dir` holds an earlier sweep.
@@ -87,16 +101,17 @@ impl Journal {
         };
         // Rows are written as records, so that no second header comes of it.
         let csv = csv::Writer::from_writer(append(&csv_path)?);
-        Ok(Journal { csv, csv_path, jsonl: append(&jsonl_path)?, jsonl_path })
+        Ok(Journal { csv, csv_path, jsonl: append(&jsonl_path)?, jsonl_path, also: None })
     }
 
-    /// Puts one row on disk, in both files.
+    /// Puts one row on disk, in both files and in those of other formats.
     pub(crate) fn append(&mut self, row: &Row) -> Result<()> {
         self.jsonl
             .write_all(&line(row)?)
             .and_then(|()| self.jsonl.sync_data())
             .with_context(|| format!("cannot write {}", self.jsonl_path.display()))?;
-        self.write_csv(&csv_fields(row)?)
+        self.write_csv(&csv_fields(row)?)?;
+        self.also.as_mut().map_or(Ok(()), |also| also.push(row))
     }
 
     fn write_csv(&mut self, fields: &[String]) -> Result<()> {
@@ -120,7 +135,7 @@ pub(crate) fn csv_columns() -> Vec<String> {
 }
 
 /// The fields of one row, in the order of [`csv_columns`].
-fn csv_fields(row: &Row) -> Result<Vec<String>> {
+pub(crate) fn csv_fields(row: &Row) -> Result<Vec<String>> {
     use serde_json::Value;
     let value = serde_json::to_value(row).context("a row cannot be written as CSV")?;
     let fields = value.as_object().context("a row is not an object")?;
@@ -264,7 +279,7 @@ mod tests {
         assert!(read_jsonl(&path).is_err());
         std::fs::write(&path, "{\"schema\":1}\n").unwrap();
         assert!(
-            format!("{:#}", read_jsonl(&path).unwrap_err()).contains("schema 1 and this build reads schemas 3 to 4")
+            format!("{:#}", read_jsonl(&path).unwrap_err()).contains("schema 1 and this build reads schemas 2 to 4")
         );
         std::fs::write(&path, "schema,owners\n3,logits\n").unwrap();
         assert!(format!("{:#}", read_csv(&path).unwrap_err()).contains("row 1"));

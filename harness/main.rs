@@ -1,17 +1,23 @@
 //! The `highwater` binary: a command line over the library's engine, and what it writes.
 //!
-//! `cli` says what can be asked (`run_args` how a sweep is run); `axis`, `bytes` and `ids` read its values. `group` divides a
-//! sweep, `planned` lists its cells, `shard` deals them out to machines and `merge` joins them; `sweep` runs them through
-//! `worker` processes, `resume` goes on after a crash, `hold` keeps other sweeps out of the folder, and `frontier` bisects.
-//! `cell` runs one: `workload` (with `trace`) says what its sequences do, `pass` does it once, `measure` repeats it (by the flags of
-//! `cell_cli`), `hygiene` throws out what a disturbed card measured, `leak` compares what repetitions took.
-//! `record` is a cell's row (`status` how it ended, `owners` who held what), `journal` its files, `table` and `charts` (through `plot`) what people look at,
-//! `definitions` what the numbers mean. `stats` summarises samples, `provenance` says where they come from, `progress` how
-//! long it takes. `synth` writes a checkpoint and `inspect` says what one holds. `kernels`
-//! compiles every kernel; `doctor` says what this machine can do (`nvml` asks its cards, `calibrate` measures them);
-//! `bench` times kernels. `verdict` compares two samples, `gate` two runs, `ab` two builds. `replan` holds the plans of all
-//! models on all cards to their baseline, and `traffic` says what a decoded token reads; `baseline` finds the baseline a
-//! measured run is held to. `failure` is how a verb ends when it cannot go on.
+//! *Asking*: `cli` says what can be asked (`run_args` how a sweep is run, `cell_cli` how a cell is measured); `axis`, `bytes`
+//! and `ids` read its values; `target` turns them into a place and a model.
+//!
+//! *Sweeping*: `group` divides a sweep, `planned` lists its cells, `shard` deals them out to machines and `merge` joins them;
+//! `sweep` runs them through `worker` processes, `resume` goes on after a crash, `hold` keeps other sweeps out of the folder,
+//! `frontier` bisects. `cell` runs one: `workload` (with `trace`) says what its sequences do, `pass` does it once, `measure`
+//! repeats it, `hygiene` throws out what a disturbed card measured, `leak` compares what repetitions took.
+//!
+//! *Rows*: `record` is a cell's row (`status` how it ended, `owners` who held what), `journal` its files, `provenance` where
+//! it comes from, `definitions` what the numbers mean, `stats` how samples are summarised. `formats` writes rows as other
+//! tools read them, `table` and `charts` (through `plot`) as people do, and `report` makes a page of runs.
+//!
+//! *Judging*: `verdict` compares two samples, `gate` two runs, `ab` two builds; `replan` holds the plans of all models on all
+//! cards to their baseline, `baseline` finds the one a measured run is held to, `traffic` says what a decoded token reads.
+//!
+//! *The rest*: `plan`, `inspect`, `synth`, `once` (logits and tokens); `kernels` compiles every kernel, `bench` times them,
+//! `doctor` says what this machine can do (`nvml` asks its cards, `calibrate` measures them); `progress` says how long it
+//! takes, `failure` is how a verb ends when it cannot go on.
 
 mod ab;
 mod axis;
@@ -27,6 +33,7 @@ mod definitions;
 mod doctor;
 mod edges;
 mod failure;
+mod formats;
 mod frontier;
 mod gate;
 mod group;
@@ -53,6 +60,7 @@ mod progress;
 mod provenance;
 mod record;
 mod replan;
+mod report;
 mod resume;
 mod run_args;
 mod run_sweep;
@@ -113,5 +121,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Verb::Bench(args) => bench::bench(args),
         Verb::Gate(args) => gate::gate(args),
         Verb::Ab(args) => ab::ab(args),
+        Verb::Export(args) => formats::export(args),
+        Verb::Report(args) => report::report(args),
     }
 }

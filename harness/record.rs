@@ -13,7 +13,7 @@ use crate::status::Status;
 /// Version of the columns: names, order, units.
 pub(crate) const SCHEMA: u32 = 4;
 /// The oldest version that is still read: its missing columns are nulls.
-pub(crate) const OLDEST_SCHEMA: u32 = 3;
+pub(crate) const OLDEST_SCHEMA: u32 = 2;
 /// Version of the way numbers are measured. Rows of two methods are never compared.
 pub(crate) const METHOD: u32 = 2;
 

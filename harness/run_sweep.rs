@@ -15,6 +15,7 @@ use crate::charts;
 use crate::cli::SweepArgs;
 use crate::edges::{Answer, Question, edge_text, edges};
 use crate::failure::Failure;
+use crate::formats::Writers;
 use crate::group::{Group, groups};
 use crate::hold::hold;
 use crate::journal::Journal;
@@ -80,6 +81,7 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     } else {
         (Journal::create(&out)?, BTreeMap::new())
     };
+    journal = journal.with(Writers::create(&out, &args.formats.formats, taken.values())?);
     let resumed = taken.len();
     let jobs = planned.jobs(&groups, taken);
     let mut rows = group_rows(args, &groups, &sources, &templates, jobs, &mut journal)?;
@@ -106,6 +108,9 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     tell(&rows, resumed)?;
     let pictures = charts::write(&rows[..drawn], &out)?;
     let mut files = format!("{}: sweep.csv, sweep.jsonl", out.display());
+    for file in journal.finish(&rows)? {
+        let _ = write!(files, ", {file}");
+    }
     for picture in &pictures {
         let _ = write!(files, ", {}", picture.file_name().unwrap_or_default().to_string_lossy());
     }

@@ -68,11 +68,11 @@ impl Table {
         out
     }
 
-    /// The same table in Markdown; `|` in a field is escaped.
+    /// The same table in Markdown; what would be markup in a field is escaped.
     pub(crate) fn markdown(&self) -> String {
         let mut out = String::new();
         let mut line = |fields: &[String]| {
-            let fields: Vec<_> = fields.iter().map(|field| one_line(field).replace('|', "\\|")).collect();
+            let fields: Vec<_> = fields.iter().map(|field| markdown_text(field)).collect();
             let _ = writeln!(out, "| {} |", fields.join(" | "));
         };
         line(&self.header());
@@ -114,6 +114,18 @@ fn pad(line: &mut String, field: &str, width: usize, align: Align) {
 /// The field with control characters (a newline, an escape sequence of a hostile name) as spaces.
 fn one_line(field: &str) -> String {
     field.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// `text` on one line of Markdown, as it stands: no part of a name becomes a link, a tag or emphasis.
+pub(crate) fn markdown_text(text: &str) -> String {
+    let mut out = String::new();
+    for c in one_line(text).chars() {
+        if matches!(c, '\\' | '`' | '|' | '<' | '>' | '&' | '*' | '[' | ']' | '~') {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
 }
 
 /// A value, or the null.
@@ -238,6 +250,12 @@ mod tests {
             table().markdown(),
             "| name | ms | none |\n| --- | ---: | --- |\n| a | 10.5 | - |\n| long\\|er | 2 | - |\n"
         );
+    }
+
+    #[test]
+    fn hostile_names_are_no_markup_in_markdown() {
+        let shown = markdown_text("<script>*a*</script> [x](http://y) `c`\n| \\");
+        assert_eq!(shown, "\\<script\\>\\*a\\*\\</script\\> \\[x\\](http://y) \\`c\\` \\| \\\\");
     }
 
     #[test]
