@@ -140,7 +140,11 @@ fn a_baseline_that_is_the_last_run_itself_is_no_comparison() {
     assert!(code == 1 && text.contains("MISSING: norm/") && text.contains("the last run is the one saved"), "{text}");
     let (code, text) = gate(same, &["--subset"]);
     assert_eq!(code, 0, "{text}");
-    let (code, text) = gate(|benches| fs::remove_dir_all(benches[0].join("new")).unwrap(), &[]);
+    let old = |benches: &[PathBuf]| {
+        fs::remove_dir_all(benches[0].join("new")).unwrap();
+        rerun(&benches[1], 1.0);
+    };
+    let (code, text) = gate(old, &[]);
     assert!(code == 1 && text.contains("not run since"), "{text}");
     let gone = |benches: &[PathBuf]| {
         for bench in benches {
