@@ -34,7 +34,7 @@ pub(crate) fn gate(args: &GateArgs) -> Result<(), Failure> {
         (Some(baseline), Some(candidate), ..) => {
             let terms =
                 Terms { threshold: args.threshold, strict: args.strict, force: args.force, subset: args.subset };
-            let baseline = Run::read(baseline)?.as_baseline()?;
+            let baseline = Run::read(baseline)?.into_baseline()?;
             compare::compare(&baseline, &Run::read(candidate)?, terms)?
         }
         _ => return Err(Failure::request("gate", &anyhow::anyhow!("it takes a baseline and a candidate"))),

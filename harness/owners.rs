@@ -32,8 +32,12 @@ impl Phases {
     pub(crate) fn lesser<'a>(repetitions: impl Iterator<Item = &'a Phases>) -> Vec<Owner> {
         let mut all = Phases::default();
         for Phases { prefill, decode } in repetitions {
-            prefill.iter().for_each(|memory| all.see(true, memory));
-            decode.iter().for_each(|memory| all.see(false, memory));
+            if let Some(memory) = prefill {
+                all.see(true, memory);
+            }
+            if let Some(memory) = decode {
+                all.see(false, memory);
+            }
         }
         let Phases { prefill: Some(prefill), decode: Some(decode) } = all else { return Vec::new() };
         let lesser = if prefill.transient_peak >= decode.transient_peak { decode } else { prefill };

@@ -57,7 +57,7 @@ impl Side {
             .spawn()
             .with_context(|| format!("{} cannot be started", whose()))?;
         let tail = tail_of(&mut child);
-        let status = wait(&mut child, self.timeout).with_context(|| whose())?;
+        let status = wait(&mut child, self.timeout).with_context(whose)?;
         let said = || {
             let said = tail.recv_timeout(DRAIN).unwrap_or_default();
             let said: String = said.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();

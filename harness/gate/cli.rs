@@ -24,6 +24,7 @@ the runs' cards, drivers or methods differ.";
 
 /// `gate`.
 #[derive(Debug, Args)]
+#[allow(clippy::struct_excessive_bools)] // each is a flag
 pub(crate) struct GateArgs {
     /// The run to hold to: a folder of `sweep --out`, or its sweep.jsonl or sweep.csv
     #[arg(required_unless_present_any = ["criterion", "self_test"], conflicts_with_all = ["criterion", "self_test"])]

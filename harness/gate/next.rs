@@ -80,7 +80,7 @@ pub(crate) fn fresh(path: &Path, number: usize) -> PathBuf {
     let folder = if is_file { path.parent().unwrap_or(path) } else { path };
     let name = folder.file_name().map_or("run".into(), |name| name.to_string_lossy().into_owned());
     let beside = |number: usize| folder.with_file_name(format!("{name}-again-{number}"));
-    (number..).map(beside).find(|path| !path.exists()).unwrap_or_else(|| beside(number))
+    (number..number + 1000).map(beside).find(|path| !path.exists()).unwrap_or_else(|| beside(number))
 }
 
 /// The words of a command line that [`command_line`] wrote. `None` where it is not of that form.

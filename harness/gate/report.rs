@@ -269,14 +269,14 @@ impl Report {
 
     /// The report for a terminal.
     pub(crate) fn text(&self) -> String {
-        let edges: String = self.frontier.iter().map(|edge| format!("frontier: {}\n", edge.line())).collect();
+        let edges = self.frontier.iter().fold(String::new(), |text, edge| text + "frontier: " + &edge.line() + "\n");
         let (table, lines) = (self.table().without_empty_columns().text(), self.lines("", ""));
         format!("{} against {}\n{table}{edges}{lines}{}\n", self.candidate, self.baseline, self.summary())
     }
 
     /// The report for a pull request.
     pub(crate) fn markdown(&self) -> String {
-        let edges: String = self.frontier.iter().map(|edge| format!("- frontier: {}\n", edge.line())).collect();
+        let edges = self.frontier.iter().fold(String::new(), |text, edge| text + "- frontier: " + &edge.line() + "\n");
         let (table, lines) = (self.table().markdown(), self.lines("- ", "`"));
         format!("**{}** against {}: {}\n\n{table}\n{edges}{lines}", self.candidate, self.baseline, self.summary())
     }

@@ -50,25 +50,24 @@ impl Run {
         let mut run = Run { path: path.to_owned(), rows: Vec::new(), notes };
         let mut at: HashMap<Key, usize> = HashMap::new();
         for (number, row) in rows.into_iter().enumerate() {
-            if row.status == Status::Ok {
-                if let Err(contradiction) = row.verify() {
-                    bail!("{} row {}: the row contradicts itself: {contradiction}", path.display(), number + 1);
-                }
+            if row.status == Status::Ok
+                && let Err(contradiction) = row.verify()
+            {
+                bail!("{} row {}: the row contradicts itself: {contradiction}", path.display(), number + 1);
             }
             let key = Key::of(&row);
-            match at.get(&key) {
-                Some(&earlier) => run.rows[earlier].1 = row,
-                None => {
-                    at.insert(key.clone(), run.rows.len());
-                    run.rows.push((key, row));
-                }
+            if let Some(&earlier) = at.get(&key) {
+                run.rows[earlier].1 = row;
+            } else {
+                at.insert(key.clone(), run.rows.len());
+                run.rows.push((key, row));
             }
         }
         Ok(run)
     }
 
     /// Refuses a run that may not be a baseline: one with rows made with a seeded fault.
-    pub(crate) fn as_baseline(self) -> Result<Run> {
+    pub(crate) fn into_baseline(self) -> Result<Run> {
         let faulty = self.rows.iter().find_map(|(key, row)| Some((key, row.fault.as_ref()?)));
         if let Some((key, fault)) = faulty {
             bail!("{} cannot be a baseline: {key} was measured with --fault {fault}", self.path.display());
@@ -108,7 +107,7 @@ mod tests {
     fn faults_and_contradictions_are_no_baselines() {
         let faulty = Row { fault: Some("slow-kernel".into()), ..ok_row(512, 1, 64) };
         let run = Run::of(Path::new("r"), vec![faulty], vec![]).unwrap();
-        assert!(run.as_baseline().unwrap_err().to_string().contains("--fault slow-kernel"));
+        assert!(run.into_baseline().unwrap_err().to_string().contains("--fault slow-kernel"));
         let broken = Row { free_bytes: Some(1), ..ok_row(512, 1, 64) };
         assert!(Run::of(Path::new("r"), vec![broken], vec![]).unwrap_err().to_string().contains("row 1"));
     }
@@ -137,6 +136,6 @@ mod tests {
         let csv = Run::read(&results.join("incident-two-twin/sweep.csv")).unwrap();
         assert!(csv.notes[0].contains("no samples"));
         let faulty = Run::read(&results.join("incident-one-faulty")).unwrap();
-        assert!(faulty.as_baseline().unwrap_err().to_string().contains("full-window-head"));
+        assert!(faulty.into_baseline().unwrap_err().to_string().contains("full-window-head"));
     }
 }
