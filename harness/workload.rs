@@ -35,7 +35,7 @@ const INJECTED: u64 = 3;
 const BETWEEN_STEPS: u64 = 2;
 
 /// What a cell's sequences do.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Clone, Copy, PartialEq, Default)]
 pub(crate) enum Kind {
     /// Equal prompts at once.
     #[default]
@@ -50,6 +50,13 @@ pub(crate) enum Kind {
     Mixed,
     /// The requests of a file, which lives as long as the process, as the command line that named it does.
     Trace(&'static Trace),
+}
+
+// By its name, which holds a hash of a trace's content: cells are told apart by this.
+impl std::fmt::Debug for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 // Arrivals are finite: a trace is equal to itself.

@@ -179,8 +179,8 @@ fn a_hostile_trace_is_a_usage_error_that_names_the_line() {
 #[test]
 fn a_seeded_leak_and_a_fragmenter_are_named_in_one_line() {
     for (fault, words, tag) in [
-        ("leak", "a leak: prompt 32 took", "`other.fault.leak` holds"),
-        ("fragment", "fragmentation: prompt 32 took", ""),
+        ("leak", "a leak: prompt 32 took", "`other.fault.leak` still holds"),
+        ("fragment", "fragmentation: prompt 32 took", "`other.fault.fragment` still holds"),
     ] {
         for device in ["cpu", "plan"] {
             let args = ["tiny", "--device", device, "--workload", "ladder", "--ladder-scale", "64"];
@@ -194,11 +194,12 @@ fn a_seeded_leak_and_a_fragmenter_are_named_in_one_line() {
                 assert_eq!(row["stages"].as_array().unwrap().len(), 6, "the numbers are kept");
             }
         }
-        // Any cell that is repeated finds it too, and one that is not faulty finds nothing.
+        // Any other cell finds what is left behind, and one that is not faulty finds nothing.
         let fixed = ["tiny", "--device", "cpu", "--axis", "chunk=64", "--repetitions", "1", "--output", "2"];
         let ran = sweep(&[&fixed[..], &["--fault", fault]].concat());
         assert_eq!(ran.code, 1, "{fault}: {}", ran.text);
-        assert!(ran.rows[0]["detail"].as_str().unwrap().contains("the cell took"), "{}", ran.rows[0]);
+        let detail = ran.rows[0]["detail"].as_str().unwrap();
+        assert!(detail.starts_with("a leak: the arena is not empty after the last step: `"), "{detail}");
         assert_eq!(rows(&fixed)[0]["status"], "ok");
     }
 }
