@@ -117,9 +117,12 @@ fn places(args: &SweepArgs, names: &[String]) -> Result<Vec<Place>, Failure> {
 /// The types of values by each type of the KV cache, or as the flags ask for them.
 /// A fault of the worker's is none of the engine's.
 fn values(args: &SweepArgs, names: &[String], worker_fault: bool) -> Result<Vec<Values>, Failure> {
-    let of = |kv| match worker_fault {
-        true => Ok(Values::sound(&args.numerics, Numerics::BF16, kv)),
-        false => Values::with_kv(&args.numerics, Numerics::BF16, kv),
+    let of = |kv| {
+        if worker_fault {
+            Ok(Values::sound(&args.numerics, Numerics::BF16, kv))
+        } else {
+            Values::with_kv(&args.numerics, Numerics::BF16, kv)
+        }
     };
     if names.is_empty() {
         return Ok(vec![of(args.numerics.kv_dtype)?]);

@@ -8,8 +8,8 @@ use highwater::error::Result;
 use crate::hygiene::{Conditions, Seen, Settled, Source, during, judge, settle};
 use crate::stats::{Interval, Summary};
 
-/// Repetitions below which an interval means nothing.
-const LEAST: usize = 5;
+/// Repetitions below which an interval means nothing; the gate wants as many of either side.
+const LEAST: usize = 10;
 /// Repetitions after which no more is learnt, where no other number is asked for.
 const MOST: usize = 40;
 /// The interval is looked at when there are this many times more repetitions than at the last look: a rule that is asked

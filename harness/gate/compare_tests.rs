@@ -62,7 +62,7 @@ fn equal_runs_find_nothing() {
 #[test]
 fn each_change_is_found_as_what_it_is() {
     let base = row(64);
-    for (candidate, found, code) in [
+    for (candidate, found, code) in vec![
         (slower(&base, 1.03), vec![Kind::SpeedRegression], 3),
         (slower(&base, 0.97), vec![Kind::Better], 0),
         (larger(&base, 1, "x"), vec![Kind::MemoryRegression], 4),
@@ -131,7 +131,7 @@ fn other_conditions_are_refused_by_name_unless_forced() {
     };
     let text = refuse(false).render();
     assert!(
-        text.contains("method: 1 in the baseline, 9") && text.contains("cores: not said in the baseline, 3"),
+        text.contains("method: 2 in the baseline, 9") && text.contains("cores: not said in the baseline, 3"),
         "{text}"
     );
     assert!(text.contains("help: ") && text.contains("--force"));

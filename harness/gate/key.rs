@@ -231,7 +231,7 @@ mod tests {
         let found: Vec<String> = differences(&cuda(), &other).iter().map(Difference::to_string).collect();
         assert_eq!(
             found,
-            ["method: 1 in the baseline, 9 in the candidate", "driver: 580.1 in the baseline, 590.2 in the candidate"]
+            ["method: 2 in the baseline, 9 in the candidate", "driver: 580.1 in the baseline, 590.2 in the candidate"]
         );
         let silent = Row { driver: None, ..cuda() };
         assert_eq!(differences(&silent, &cuda())[0].baseline, "not said");

@@ -40,7 +40,8 @@ fn rows(dir: &Path, name: &str, by: f64) -> PathBuf {
                 *ms = (ms.as_f64().unwrap() * by).into();
             }
         }
-        out += &format!("{row}\n");
+        out += &row.to_string();
+        out.push('\n');
     }
     let path = dir.join(name);
     fs::write(&path, out).unwrap();

@@ -43,7 +43,7 @@ fn rows() -> Vec<Value> {
 fn write(dir: &Path, name: &str, rows: &[Value]) -> String {
     let folder = dir.join(name);
     std::fs::create_dir_all(&folder).unwrap();
-    let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    let text = rows.iter().fold(String::new(), |text, row| text + &row.to_string() + "\n");
     std::fs::write(folder.join("sweep.jsonl"), text).unwrap();
     folder.display().to_string()
 }

@@ -155,6 +155,9 @@ fn a_baseline_that_is_the_last_run_itself_is_no_comparison() {
     assert!(code == 1 && text.contains("there are: main") && text.contains("--save-baseline before"), "{text}");
 }
 
+/// The file, what is done to it, and what the failure says.
+type Damage = (&'static str, fn(&Path), &'static str);
+
 #[test]
 fn damaged_files_are_failures_that_name_the_file() {
     let damage = |file: &'static str, damage: fn(&Path)| {
@@ -163,7 +166,7 @@ fn damaged_files_are_failures_that_name_the_file() {
             damage(&benches[0].join(file));
         }
     };
-    let cases: [(&str, fn(&Path), &str); 9] = [
+    let cases: [Damage; 9] = [
         ("new/sample.json", |file| fs::remove_file(file).unwrap(), "sample.json"),
         ("before/estimates.json", |file| fs::remove_file(file).unwrap(), "estimates.json"),
         ("new/benchmark.json", |file| fs::write(file, "{}").unwrap(), "full_id"),
@@ -186,7 +189,7 @@ fn damaged_files_are_failures_that_name_the_file() {
             "before/sample.json",
             |file| {
                 change(file, |sample| {
-                    sample["times"].as_array_mut().unwrap().iter_mut().for_each(|ns| *ns = json!(1.0))
+                    sample["times"].as_array_mut().unwrap().iter_mut().for_each(|ns| *ns = json!(1.0));
                 });
             },
             "estimates.json says",
