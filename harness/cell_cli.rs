@@ -14,9 +14,9 @@ const BARE_CELL_SECONDS: f64 = 1.0;
 /// What a cell does and how often.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CellArgs {
-    /// What the sequences do: fixed, ladder, many-short, concurrent-prefill, mixed, or trace:FILE; may be repeated, and is an
-    /// axis too [default: fixed]
-    #[arg(long = "workload", value_name = "NAME")]
+    /// What the sequences do: fixed, ladder, many-short, concurrent-prefill, mixed, or trace:FILE; a list, may be repeated, and
+    /// is an axis too [default: fixed]
+    #[arg(long = "workload", value_name = "NAME", value_delimiter = ',')]
     pub(crate) workloads: Vec<String>,
     /// What the prompts of a ladder (2048, 6144, 12288, 24576, 2048, 12288 tokens) are divided by
     #[arg(long, value_name = "N", default_value = "1", value_parser = scale)]

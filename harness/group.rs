@@ -12,7 +12,7 @@ use crate::cli::{KvDtype, SweepArgs};
 use crate::failure::Failure;
 use crate::target::{Model, Place, Values};
 use crate::worker::fault::{Fault as WorkerFault, PREFIX};
-use crate::workload::{Script, Workload, kinds};
+use crate::workload::{Script, Workload, kinds as kinds_of};
 
 /// Axes of the tiny model's grid where a sweep names neither a model nor axes.
 const TINY_AXES: [&str; 3] = ["chunk=16,64,256", "batch=1,4", "depth=0,128"];
@@ -44,7 +44,9 @@ pub(crate) fn groups(args: &SweepArgs) -> Result<Vec<Group>, Failure> {
         args.axes.clone()
     };
     let grid = Grid::new(&axes).map_err(|e| Failure::usage(&e))?;
-    let kinds = kinds(&one_of("workload", &grid.workloads, &args.cell.workloads)?).map_err(|e| Failure::usage(&e))?;
+    let param = if grid.workloads.is_empty() { "--workload" } else { "--axis" };
+    let kinds = one_of("workload", &grid.workloads, &args.cell.workloads)?;
+    let kinds = kinds_of(&kinds).map_err(|e| Failure::request(param, &e))?;
     let cells = grid.cells(&kinds);
     let workload = Workload {
         prompt: args.prompt,

@@ -232,6 +232,16 @@ fn repetitions_end_by_interval_by_time_and_by_count() {
 }
 
 #[test]
+fn workloads_are_a_list_and_an_unknown_one_names_its_own_flag() {
+    let plan = ["tiny", "--device", "plan", "--card", "h200", "--axis", "chunk=64", "--axis", "batch=2"];
+    let found = rows(&[&plan[..], &["--workload", "many-short,mixed", "--workload", "fixed"]].concat());
+    let names: Vec<&str> = found.iter().map(|row| row["workload"].as_str().unwrap()).collect();
+    assert_eq!(names, ["many-short", "mixed", "fixed"]);
+    let ran = sweep(&[&plan[..], &["--workload", "fixed,steep"]].concat());
+    assert!(ran.code == 2 && ran.text.contains("--workload: there is no workload `steep`"), "{}", ran.text);
+}
+
+#[test]
 fn recipes_cards_and_kv_types_are_axes() {
     let found = rows(&[
         "tiny",
