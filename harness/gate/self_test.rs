@@ -4,7 +4,7 @@
 //! and B must be equal, and one buffer more must be found and named.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use highwater::engine::{Engine, Fault, Finish, KvBudget, Options, Policy, Request};
@@ -23,9 +23,10 @@ use crate::gate::rates::Rate;
 use crate::out::print;
 use crate::owners::{Owner, Phases};
 use crate::progress::Progress;
-use crate::provenance::Provenance;
+use crate::provenance::{Provenance, rfc3339_utc};
 use crate::record::Row;
 use crate::stats::Summary;
+use crate::status::Status;
 use crate::table::{Align, Table};
 use crate::target::{Kind, Model, Place, Values, load, template};
 use crate::verdict::{Comparison, MOST_HALF_WIDTH, Rule, Verdict};
@@ -212,8 +213,14 @@ pub(crate) fn self_test(args: &GateArgs, comparisons: usize) -> Result<(), Failu
     let (model, asked) = (Model { text: named, seed: probe.numerics.seed }, probe.cell());
     let source = model.open()?;
     let provenance = Provenance::gather();
-    let mut row =
-        Row { chunk: asked.chunk, batch: asked.batch, depth: asked.depth, ..template(&model, &source, &place, values) };
+    let mut row = Row {
+        status: Status::Ok,
+        time: rfc3339_utc(SystemTime::now()),
+        chunk: asked.chunk,
+        batch: asked.batch,
+        depth: asked.depth,
+        ..template(&model, &source, &place, values)
+    };
     (row.prompt, row.output) = (Some(asked.prompt), Some(asked.output));
     provenance.stamp(&mut row);
     let out = probe.out.clone().unwrap_or_else(|| Path::new("highwater-out").join(&provenance.run));

@@ -16,7 +16,7 @@ fn run(args: &[&str]) -> Output {
 
 fn sweep(dir: &Path, extra: &[&str]) -> Output {
     let out = dir.display().to_string();
-    run(&[&["sweep", "tiny", "--device", "cpu", "--out", &out], &AXES[..], extra].concat())
+    run(&[&["sweep", "tiny", "--device", "cpu", "--repetitions", "1", "--out", &out], &AXES[..], extra].concat())
 }
 
 fn code(output: &Output) -> i32 {

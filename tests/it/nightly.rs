@@ -351,7 +351,7 @@ fn the_first_night_of_a_machine_proposes_its_baseline() {
     assert_eq!(ran.code, 5, "{}", ran.text);
     let host = night.path("out/proposed/host");
     let key = std::fs::read_dir(&host).unwrap().next().unwrap().unwrap().path();
-    assert!(key.file_name().unwrap().to_string_lossy().ends_with("-m1"), "{}", key.display());
+    assert!(key.file_name().unwrap().to_string_lossy().ends_with("-m2"), "{}", key.display());
     assert!(key.join("tiny/sweep.jsonl").is_file() && !night.has("out/issue.md"));
     let folder = Command::new(&bin).arg("baseline").arg(key.join("tiny")).args(["--in", "x"]).output().unwrap();
     let folder = String::from_utf8(folder.stdout).unwrap();
@@ -377,7 +377,7 @@ fn a_second_night_is_held_to_the_first_and_a_seeded_buffer_makes_an_issue() {
     let (first, ran) = night(None, cells);
     assert_eq!(ran.code, 5, "{}", ran.text);
     let baselines = first.path("out/proposed");
-    assert!(baselines.join("rtx-4090/plan-m1/tiny/sweep.jsonl").is_file(), "{}", ran.text);
+    assert!(baselines.join("rtx-4090/plan-m2/tiny/sweep.jsonl").is_file(), "{}", ran.text);
 
     let (second, ran) = night(Some(&baselines), cells);
     assert_eq!((ran.code, second.has("out/issue.md")), (0, false), "{}", ran.text);

@@ -30,7 +30,7 @@ fn table() -> String {
          | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
     );
     for (model, how) in models {
-        let decode = rows(&format!("{model}{}", if how.is_empty() { "-decode" } else { how }));
+        let decode = rows(&format!("{model}{}-m2", if how.is_empty() { "-decode" } else { how }));
         let of = |batch: &str| decode.iter().find(|r| r["batch"] == batch).unwrap();
         let cells = ["1", "8", "64"].map(of);
         for row in cells {
@@ -42,7 +42,7 @@ fn table() -> String {
             assert!(number(row, "unattributed_bytes").abs() <= f64::from(16 << 20));
         }
         let prefill = if how.is_empty() {
-            let rows = rows(&format!("{model}-prefill"));
+            let rows = rows(&format!("{model}-prefill-m2"));
             assert_eq!((rows.len(), &*rows[0]["prompt"], &*rows[0]["checked"]), (1, "8192", "true"));
             format!("{:.0}", number(&rows[0], "prefill_tok_s"))
         } else {
@@ -86,4 +86,27 @@ fn the_incidents_on_a_card_are_rows_that_say_so() {
     for run in ["incident-one-faulty", "incident-one-right", "incident-two-native", "incident-two-twin"] {
         assert!(rows(run).iter().all(|row| row["device"] == "cuda"), "{run}");
     }
+}
+
+/// How often the gate's verdicts were wrong on the card: what the README says is what the program wrote.
+#[test]
+fn the_readme_s_rates_of_verdicts_are_those_of_the_self_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file = root.join("results/h200/self-test-qwen3.5-0.8b/self-test.json");
+    let test: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let rate = |rate: &serde_json::Value| format!("{} of {}", rate["hits"], rate["trials"]);
+    let scores = test["scores"].as_array().unwrap();
+    let [prefill, tpot] = [&scores[0], &scores[1]];
+    assert_eq!((&prefill["metric"], &tpot["metric"]), (&"prefill".into(), &"TPOT".into()));
+    let said = format!(
+        "{} (prefill) and {} (TPOT) comparisons of a build with itself got a false verdict, a seeded slowdown of 3 % was found \
+         in {} and {}",
+        rate(&prefill["false_verdicts"]),
+        rate(&tpot["false_verdicts"]),
+        rate(&prefill["found"]),
+        rate(&tpot["found"]),
+    );
+    let readme =
+        std::fs::read_to_string(root.join("README.md")).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(readme.contains(&said), "the README is to say: {said}");
 }
