@@ -302,8 +302,16 @@ impl Bench {
             }
         }
         let rate = row.gb_s.unwrap_or(0.0) * 1e9;
-        if self.on_card() && self.cold && rate > ABOVE_MEMORY * self.device.spec().rates.dram {
+        let rates = &self.device.spec().rates;
+        if self.on_card() && self.cold && rate > ABOVE_MEMORY * rates.dram {
             row.note = Some("faster than the memory: its operands are in a cache".into());
+            row.checked = Some(false);
+        }
+        // The fastest unit a card has: what is above it was not computed.
+        let operations = row.tflop_s.unwrap_or(0.0) * 1e12;
+        if self.on_card() && operations > ABOVE_MEMORY * rates.fp8.max(rates.bf16) {
+            row.note = Some("faster than the card's arithmetic: it was not all computed".into());
+            row.checked = Some(false);
         }
         Ok(())
     }

@@ -293,6 +293,9 @@ fn write_conditions(row: &mut Row, measured: &Measured<Pass>) {
     row.dirty.clone_from(&measured.settled.dirty);
     row.sm_clock_mhz = conditions.sm_clock_mhz;
     row.sm_clock_least_mhz = conditions.sm_clock_least_mhz;
+    // ms times MHz.
+    row.prefill_kcycles = row.prefill_ms.zip(conditions.sm_clock_mhz).map(|(ms, mhz)| ms * mhz);
+    row.tpot_kcycles = row.tpot_ms.zip(conditions.sm_clock_mhz).map(|(ms, mhz)| ms * mhz);
     row.memory_clock_mhz = conditions.memory_clock_mhz;
     row.temperature_c = conditions.temperature_c;
     row.power_w = conditions.power_w;

@@ -48,6 +48,12 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
                (--repetitions, or 40, or too many disturbed ones)",
     },
     Definition {
+        term: "cycles",
+        columns: &["prefill_kcycles", "tpot_kcycles"],
+        text: "the median prefill and TPOT in thousands of cycles of the median SM clock: what is left of a difference once the \
+               clocks' is taken out",
+    },
+    Definition {
         term: "clocks",
         columns: &[
             "sm_clock_mhz",

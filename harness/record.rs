@@ -208,6 +208,10 @@ pub(crate) struct Row {
     pub(crate) dirty: Option<String>,
     /// Median clock of the multiprocessors over the repetitions, MHz.
     pub(crate) sm_clock_mhz: Option<f64>,
+    /// Thousands of cycles of that clock in the median prefill.
+    pub(crate) prefill_kcycles: Option<f64>,
+    /// The same in the median time per output token.
+    pub(crate) tpot_kcycles: Option<f64>,
     /// Their lowest clock in any of them, MHz.
     pub(crate) sm_clock_least_mhz: Option<f64>,
     /// Median clock of the memory, MHz.

@@ -26,6 +26,8 @@ pub(super) struct Summary {
     /// `batch 8: 4096`, for each batch the largest chunk that fits, where a larger one was asked for and does not.
     pub(super) frontier: Vec<String>,
     pub(super) transient_most: Option<u64>,
+    /// Transient bytes that a token more of chunk takes, over the steepest pair of neighbouring chunks.
+    pub(super) slope: Option<f64>,
     pub(super) prefill_best: Option<f64>,
     pub(super) tpot_best: Option<f64>,
 }
@@ -39,6 +41,7 @@ pub(super) fn summaries(cells: &[Cell]) -> Vec<Summary> {
         oom: own.iter().filter(|cell| cell.row.status.is_oom()).count(),
         failed: own.iter().filter(|cell| cell.row.status.is_failure()).count(),
         frontier: frontier(&own),
+        slope: slope(&own),
         transient_most: own.iter().filter(|c| c.is_ok()).filter_map(|c| c.row.transient_peak_bytes).max(),
         prefill_best: own.iter().filter_map(|cell| cell.prefill_tok_s()).map(|(speed, _)| speed).max_by(f64::total_cmp),
         tpot_best: own.iter().filter_map(|cell| cell.tpot).map(|timing| timing.ms).min_by(f64::total_cmp),
@@ -71,18 +74,33 @@ fn frontier(cells: &[&Cell]) -> Vec<String> {
         .collect()
 }
 
+/// The steepest rise of the transient peak from one chunk to the next of the same batch, depth and workload, in bytes a token.
+fn slope(cells: &[&Cell]) -> Option<f64> {
+    let mut lines: BTreeMap<_, BTreeMap<u64, u64>> = BTreeMap::new();
+    for row in cells.iter().filter(|cell| cell.is_ok()).map(|cell| cell.row) {
+        if let Some(peak) = row.transient_peak_bytes {
+            lines.entry((row.batch, row.depth, &row.workload)).or_default().insert(row.chunk, peak);
+        }
+    }
+    let rises = lines.values().flat_map(|line| {
+        line.iter().zip(line.iter().skip(1)).map(|((c0, p0), (c1, p1))| (*p1 as f64 - *p0 as f64) / (c1 - c0) as f64)
+    });
+    rises.max_by(f64::total_cmp).filter(|rise| *rise > 0.0)
+}
+
 /// A column over settings: its name, whether it holds numbers, and its text.
 type Column = (&'static str, bool, fn(&Summary) -> String);
 
 /// The columns in which some setting has a text.
 fn summary_columns(summaries: &[Summary]) -> Vec<Column> {
-    let all: [Column; 8] = [
+    let all: [Column; 9] = [
         ("cells", true, |s| s.cells.to_string()),
         ("fit", true, |s| s.ok.to_string()),
         ("do not", true, |s| s.oom.to_string()),
         ("failed", true, |s| s.failed.to_string()),
         ("frontier, chunk", false, |s| shortened(&s.frontier.join("; "), MAX_DETAIL)),
         ("transient at most", true, |s| s.transient_most.map_or_else(String::new, mib)),
+        ("bytes a token", true, |s| s.slope.map_or_else(String::new, number)),
         ("prefill tok/s at best", true, |s| s.prefill_best.map_or_else(String::new, number)),
         ("TPOT ms at best", true, |s| s.tpot_best.map_or_else(String::new, number)),
     ];

@@ -263,6 +263,8 @@ fn markdown_for_a_pull_request_says_what_fits_what_does_not_and_what_changed() {
     let counts = format!("{all} cells in {} runs\n\n{fit} fit, {not} do not fit, 0 failed.\n", records.len());
     assert!(text.starts_with(&format!("### Highwater: {counts}")), "{counts}\n{text}");
     assert!(text.contains("batch 16: 16384 fits, 32768 does not"), "{text}");
+    // 576 MiB at a chunk of 8192, twice that at 16384.
+    assert!(text.contains("bytes a token") && text.contains("73728"), "{text}");
     assert!(text.contains("head.linear.logits needs 3.79 GiB, short by 1.21 GiB"));
     assert!(text.contains("| oom to ok |"));
     assert!(text.lines().count() < 80);
