@@ -3,28 +3,11 @@
 use std::path::Path;
 use std::process::{Command as Process, Stdio};
 
-use assert_cmd::Command;
 use serde_json::{Value, json};
 
+use crate::verb::{ok, rows, run};
+
 const RUN: &str = "results/h200/qwen3.6-27b-fp8-channel-decode";
-
-fn run(args: &[&str]) -> (i32, String, String) {
-    let output =
-        Command::cargo_bin("highwater").unwrap().current_dir(env!("CARGO_MANIFEST_DIR")).args(args).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
-}
-
-fn ok(args: &[&str]) -> String {
-    let (code, out, err) = run(args);
-    assert_eq!(code, 0, "{args:?}\n{out}{err}");
-    out
-}
-
-fn rows(dir: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(dir.join("sweep.jsonl")).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
 
 /// What SQLite answers to `query` after it has loaded `sql`, as JSON rows. Python brings SQLite with it.
 fn sqlite(sql: &str, query: &str) -> Vec<Value> {
@@ -149,7 +132,7 @@ fn a_sweep_writes_every_format_and_each_has_the_rows_numbers() {
 #[test]
 fn an_ended_run_is_exported_with_the_numbers_of_its_rows_and_no_null_becomes_a_word() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let rows = rows(&root.join(RUN));
+    let rows = rows(root.join(RUN));
     let records: Value = serde_json::from_str(&ok(&["export", RUN, "--format", "llama-bench"])).unwrap();
     let decode = records.as_array().unwrap().iter().find(|r| r["test"] == "tg31 @ d992" && r["n_seqs"] == 1).unwrap();
     // 31 steps of about 9.74 ms.

@@ -6,36 +6,10 @@ use std::time::Instant;
 use assert_cmd::Command;
 
 use crate::fixture::{CASES, distance, folder, golden};
-
-struct Ran {
-    code: i32,
-    out: String,
-    err: String,
-}
-
-fn highwater(args: &[&str]) -> Ran {
-    let output = Command::cargo_bin("highwater").unwrap().args(args).output().unwrap();
-    Ran {
-        code: output.status.code().expect("no signal"),
-        out: String::from_utf8(output.stdout).unwrap(),
-        err: String::from_utf8(output.stderr).unwrap(),
-    }
-}
-
-fn ok(args: &[&str]) -> String {
-    let ran = highwater(args);
-    assert_eq!(ran.code, 0, "{args:?}\n{}{}", ran.out, ran.err);
-    ran.out
-}
+use crate::verb::{highwater, ok, rows};
 
 fn path(dir: &Path, name: &str) -> String {
     dir.join(name).display().to_string()
-}
-
-/// Rows of a sweep's JSONL.
-fn rows(dir: &str) -> Vec<serde_json::Value> {
-    let text = std::fs::read_to_string(Path::new(dir).join("sweep.jsonl")).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[test]

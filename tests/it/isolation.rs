@@ -6,30 +6,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::verb::{code, output as run, rows, text};
+
 const BIN: &str = env!("CARGO_BIN_EXE_highwater");
 /// Six cells, of which `worker-...@chunk=64,batch=1` is the second.
 const AXES: [&str; 6] = ["--axis", "chunk=16,64,128", "--axis", "batch=1,2", "--output", "4"];
 
-fn run(args: &[&str]) -> Output {
-    Command::new(BIN).args(args).output().unwrap()
-}
-
 fn sweep(dir: &Path, extra: &[&str]) -> Output {
     let out = dir.display().to_string();
     run(&[&["sweep", "tiny", "--device", "cpu", "--repetitions", "1", "--out", &out], &AXES[..], extra].concat())
-}
-
-fn code(output: &Output) -> i32 {
-    output.status.code().expect("no signal")
-}
-
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&[output.stdout.clone(), output.stderr.clone()].concat()).into_owned()
-}
-
-fn rows(dir: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(dir.join("sweep.jsonl")).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// (chunk, batch) of every row, and of every line of the CSV, which must agree.
@@ -106,7 +91,8 @@ fn running_out_of_memory_is_an_answer_and_the_worker_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run").display().to_string();
     let args = ["--axis", "chunk=16,8192", "--axis", "batch=1,64,2", "--output", "4", "--vram", "80MiB"];
-    let ran = run(&[&["sweep", "tiny", "--device", "cpu", "--out", &out], &args[..]].concat());
+    let head = ["sweep", "tiny", "--device", "cpu", "--repetitions", "1", "--out", &out];
+    let ran = run(&[&head[..], &args[..]].concat());
     assert_eq!(code(&ran), 0, "{}", text(&ran));
     let rows = rows(Path::new(&out));
     assert_eq!(rows.len(), 6);
@@ -148,7 +134,7 @@ impl Slow {
 
     fn args(out: &Path) -> Vec<String> {
         let axes = "--axis chunk=16,32,48,64 --axis batch=1,2 --prompt 64 --output 40".split(' ').map(String::from);
-        let head = ["sweep", "tiny", "--device", "cpu", "--out"].map(String::from);
+        let head = ["sweep", "tiny", "--device", "cpu", "--cell-seconds", "1", "--out"].map(String::from);
         head.into_iter().chain([out.display().to_string()]).chain(axes).collect()
     }
 

@@ -29,3 +29,4 @@ mod report;
 mod results;
 mod shards;
 mod tidy;
+mod verb;

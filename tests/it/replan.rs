@@ -2,23 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use assert_cmd::Command;
-
-struct Ran {
-    code: i32,
-    out: String,
-    err: String,
-}
-
-fn highwater(args: &[&str]) -> Ran {
-    let root = env!("CARGO_MANIFEST_DIR");
-    let output = Command::cargo_bin("highwater").unwrap().current_dir(root).args(args).output().unwrap();
-    Ran {
-        code: output.status.code().expect("no signal"),
-        out: String::from_utf8(output.stdout).unwrap(),
-        err: String::from_utf8(output.stderr).unwrap(),
-    }
-}
+use crate::verb::highwater;
 
 fn committed() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("results/plan")

@@ -4,19 +4,14 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
 
-use assert_cmd::Command;
 use serde_json::{Value, json};
+
+use crate::verb::run;
 
 const HOSTILE: &str = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'\u{202e}|`<!--";
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn run(args: &[&str]) -> (i32, String, String) {
-    let output = Command::cargo_bin("highwater").unwrap().current_dir(root()).args(args).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
 /// The page of `runs`, with more arguments.

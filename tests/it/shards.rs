@@ -6,24 +6,9 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+use crate::verb::{code, output as run, rows, text};
+
 const BIN: &str = env!("CARGO_BIN_EXE_highwater");
-
-fn run(args: &[&str]) -> Output {
-    Command::new(BIN).args(args).output().unwrap()
-}
-
-fn code(output: &Output) -> i32 {
-    output.status.code().expect("no signal")
-}
-
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&[output.stdout.clone(), output.stderr.clone()].concat()).into_owned()
-}
-
-fn rows(dir: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(dir.join("sweep.jsonl")).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
 
 /// A shell's working folder in which `highwater` is this build's, and nothing computes.
 fn shell(dir: &Path, script: &str, env: &[(&str, String)]) -> Output {
@@ -94,7 +79,7 @@ fn check(dir: &Path, script: &str, merge: &str) {
     let (parts, whole) = (comparable(&dir.join("sweep/whole")), comparable(&dir.join("whole")));
     assert_eq!(parts.len(), 10);
     assert_eq!(parts, whole);
-    let shards: Vec<Value> = rows(&dir.join("sweep/whole")).iter().map(|row| row["shard"].clone()).collect();
+    let shards: Vec<Value> = rows(dir.join("sweep/whole")).iter().map(|row| row["shard"].clone()).collect();
     for shard in ["1/3", "2/3", "3/3"] {
         assert!(shards.iter().filter(|of| *of == shard).count() >= 3, "{shards:?}");
     }
@@ -179,7 +164,7 @@ fn missing_cells_are_named_and_a_partial_merge_can_be_gone_on_with() {
     assert!(!dir.path().join("out").exists());
     let partial = merge(dir.path(), &["3", "1"], "out", &["--partial"]);
     assert_eq!(code(&partial), 0, "{}", text(&partial));
-    let found = rows(&dir.path().join("out"));
+    let found = rows(dir.path().join("out"));
     assert_eq!(found.len(), 6);
     assert!(found.iter().all(|row| row["run"] == found[0]["run"]));
     // The folder is a sweep like any other: the rest of it runs here.
@@ -213,7 +198,7 @@ fn what_is_not_of_one_sweep_is_not_joined_and_each_difference_is_named() {
     edit("\"free_bytes\":", "\"free_bytes\":1");
     refuses(&["1", "again", "2", "3"], "different rows of cell");
     // Provenance, row by row.
-    let hash = rows(&dir.path().join("1"))[0]["binary_hash"].as_str().unwrap().to_owned();
+    let hash = rows(dir.path().join("1"))[0]["binary_hash"].as_str().unwrap().to_owned();
     for (from, to, words) in [
         (format!("\"binary_hash\":\"{hash}\""), "\"binary_hash\":\"fnv1a64:1\"", "binary_hash: "),
         ("\"method\":".into(), "\"method\":9", "method: "),
