@@ -13,7 +13,7 @@ use highwater::ops::{Limits, Numerics};
 use crate::axis::Cell;
 use crate::hygiene;
 use crate::leak;
-use crate::measure::{Clock, LEVEL, Measure, Measured, Times};
+use crate::measure::{Clock, LEVEL, Measure, Measured};
 use crate::nvml::CardSource;
 use crate::owners::{Owner, Phases};
 use crate::pass::{self, Course, Pass};
@@ -68,28 +68,6 @@ impl EngineRunner {
         EngineRunner { model, place, values, workload, loading: None, engine: None, card }
     }
 
-    fn options(&self, cell: &Cell, script: &Script) -> Options {
-        let context = self.workload.context.unwrap_or(script.context);
-        // A context beyond what the script holds is room that was asked for.
-        let room = || script.together.saturating_mul(context.div_ceil(PAGE_TOKENS as u64) * PAGE_TOKENS as u64);
-        let needed = if self.workload.context.is_some() { room() } else { script.kv_tokens() };
-        Options {
-            numerics: self.values.numerics,
-            chunk: cell.chunk as usize,
-            limits: Limits {
-                // A decode step has a row for each sequence, however small the chunk.
-                step_tokens: cell.chunk.max(script.together) as usize,
-                batch: script.together as usize,
-                context: context as usize,
-            },
-            kv: KvBudget::Tokens(self.workload.kv_tokens.unwrap_or(needed)),
-            policy: script.policy,
-            seed: self.model.seed,
-            graphs: true,
-            fault: self.values.fault,
-        }
-    }
-
     /// The engine with this cell's pools, loaded if there is none.
     fn engine(&mut self, options: Options) -> Result<&mut Engine> {
         let engine = match self.engine.take() {
@@ -119,7 +97,7 @@ impl Runner for EngineRunner {
         (row.prompt, row.output) = script.uniform;
         row.context = Some(script.context);
         row.depth_primed = Some(cell.depth > 0);
-        let options = self.options(cell, &script);
+        let options = options(self.values, self.model.seed, &self.workload, cell, &script);
         if let Some(tokens) = self.workload.kv_tokens {
             pool_holds_all(&self.place, &self.model.open()?, options.numerics, tokens, &script.held)?;
         }
@@ -128,11 +106,7 @@ impl Runner for EngineRunner {
         let EngineRunner { model, place, workload, engine: Some(engine), card, .. } = self else {
             unreachable!("loaded on the line above")
         };
-        row.kv_tokens = Some(engine.sizing().kv_tokens);
-        row.weights_bytes = Some(engine.sizing().weights);
-        row.kv_bytes = Some(engine.sizing().kv);
-        row.state_bytes = Some(engine.sizing().state);
-        row.inputs_bytes = Some(engine.sizing().inputs);
+        write_sizing(row, engine);
 
         let course = Course { script: &script, depth: cell.depth, seed: model.seed, rates: &place.spec.rates, timed };
         if !timed {
@@ -157,10 +131,7 @@ impl Runner for EngineRunner {
             seed: model.seed,
             clock: &WallClock(Instant::now()),
             source: card.as_mut().map(|card| card as &mut dyn hygiene::Source),
-            times: &|pass: &Pass| Times {
-                prefill_ms: (!pass.prefill.is_zero()).then_some(pass.prefill.as_secs_f64() * 1e3),
-                tpot_ms: Summary::of(&pass.decode_ms).map(|summary| summary.median),
-            },
+            times: &Pass::times,
         };
         let measured = measure.run(&mut run)?;
         // Passes that did the same work: all but those that the clock ordered.
@@ -186,6 +157,39 @@ impl Runner for EngineRunner {
     }
 }
 
+/// What an engine is to be for a cell.
+pub(crate) fn options(values: Values, seed: u64, workload: &Workload, cell: &Cell, script: &Script) -> Options {
+    let context = workload.context.unwrap_or(script.context);
+    // A context beyond what the script holds is room that was asked for.
+    let room = || script.together.saturating_mul(context.div_ceil(PAGE_TOKENS as u64) * PAGE_TOKENS as u64);
+    let needed = if workload.context.is_some() { room() } else { script.kv_tokens() };
+    Options {
+        numerics: values.numerics,
+        chunk: cell.chunk as usize,
+        limits: Limits {
+            // A decode step has a row for each sequence, however small the chunk.
+            step_tokens: cell.chunk.max(script.together) as usize,
+            batch: script.together as usize,
+            context: context as usize,
+        },
+        kv: KvBudget::Tokens(workload.kv_tokens.unwrap_or(needed)),
+        policy: script.policy,
+        seed,
+        graphs: true,
+        fault: values.fault,
+    }
+}
+
+/// What stands on the slab before the first step.
+pub(crate) fn write_sizing(row: &mut Row, engine: &Engine) {
+    let sizing = engine.sizing();
+    row.kv_tokens = Some(sizing.kv_tokens);
+    row.weights_bytes = Some(sizing.weights);
+    row.kv_bytes = Some(sizing.kv);
+    row.state_bytes = Some(sizing.state);
+    row.inputs_bytes = Some(sizing.inputs);
+}
+
 fn write_experts(row: &mut Row, counts: &[usize]) {
     let (Some(least), Some(most)) = (counts.iter().min(), counts.iter().max()) else { return };
     row.experts_per_layer = Some(counts.iter().sum::<usize>() as f64 / counts.len() as f64);
@@ -205,7 +209,8 @@ fn write_outside(row: &mut Row, engine: &Engine) -> Result<()> {
     Ok(())
 }
 
-fn write_memory(row: &mut Row, script: &Script, passes: &[&Pass]) {
+/// What the steps of `passes` over one script took at most, and who held it.
+pub(crate) fn write_memory(row: &mut Row, script: &Script, passes: &[&Pass]) {
     row.prefill_transient_bytes = passes.iter().map(|p| p.prefill_peak).max();
     row.decode_transient_bytes = passes.iter().filter(|p| p.decode_steps > 0).map(|p| p.decode_peak).max();
     row.lesser_owners = Phases::lesser(passes.iter().map(|p| &p.phases));

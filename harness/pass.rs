@@ -12,7 +12,9 @@ use highwater::num::fnv::Fnv1a;
 use highwater::num::philox;
 use highwater::ops::cost::step_floor_seconds;
 
+use crate::measure::Times;
 use crate::owners::Phases;
+use crate::stats::Summary;
 use crate::workload::{Planned, Script, When};
 
 /// What runs a script once.
@@ -224,6 +226,14 @@ impl Pass {
                 gaps.push(now_ms - then_ms);
             }
             None | Some(_) => {}
+        }
+    }
+
+    /// Its prefill, and the median of its decode steps.
+    pub(crate) fn times(&self) -> Times {
+        Times {
+            prefill_ms: (!self.prefill.is_zero()).then_some(self.prefill.as_secs_f64() * 1e3),
+            tpot_ms: Summary::of(&self.decode_ms).map(|steps| steps.median),
         }
     }
 

@@ -100,7 +100,7 @@ pub(crate) struct ProbeArgs {
 
 /// What a self-test runs, defaults filled in.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Cell {
+pub(crate) struct Asked {
     /// Prefill token budget of a step.
     pub(crate) chunk: u64,
     /// Sequences.
@@ -117,9 +117,9 @@ pub(crate) struct Cell {
 
 impl ProbeArgs {
     /// The cell, defaults filled in.
-    pub(crate) fn cell(&self) -> Cell {
+    pub(crate) fn cell(&self) -> Asked {
         let chunk = self.chunk.unwrap_or(64);
-        Cell {
+        Asked {
             chunk,
             batch: self.batch.unwrap_or(1),
             depth: self.depth.unwrap_or(0),

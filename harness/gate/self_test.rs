@@ -4,24 +4,26 @@
 //! and B must be equal, and one buffer more must be found and named.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::Context;
-use highwater::engine::{Engine, Fault, Finish, KvBudget, Options, Policy, Request};
+use highwater::checkpoint::Source;
+use highwater::device::Rates;
+use highwater::engine::{Engine, Fault};
 use highwater::error::Error;
-use highwater::mem::Report as Bytes;
-use highwater::num::philox;
-use highwater::ops::batch::PAGE_TOKENS;
-use highwater::ops::{Limits, Numerics};
+use highwater::ops::Numerics;
 use serde::Serialize;
 
+use crate::axis::Cell;
+use crate::cell::{options, write_memory, write_sizing};
 use crate::failure::{FAILED, Failure, UNDECIDED};
-use crate::gate::cli::{Cell, GateArgs};
+use crate::gate::cli::{Asked, GateArgs};
 use crate::gate::compare::METRICS;
 use crate::gate::memory::Memory;
 use crate::gate::rates::Rate;
+use crate::measure::Times;
 use crate::out::print;
-use crate::owners::{Owner, Phases};
+use crate::pass::{self, Course};
 use crate::progress::Progress;
 use crate::provenance::{Provenance, rfc3339_utc};
 use crate::record::Row;
@@ -30,6 +32,7 @@ use crate::status::Status;
 use crate::table::{Align, Table};
 use crate::target::{Kind, Model, Place, Values, load, template};
 use crate::verdict::{Comparison, MOST_HALF_WIDTH, Rule, Verdict};
+use crate::workload::{Script, Workload};
 
 /// Repetitions before the first that counts.
 const WARM_UP: usize = 3;
@@ -41,109 +44,53 @@ const EXTRA: &str = "extra_buffer";
 
 /// One repetition of the cell.
 struct Pass {
-    prefill: Duration,
-    decode_ms: Vec<f64>,
+    /// In the order of [`METRICS`].
+    times: [Option<f64>; 2],
     memory: Row,
-}
-
-impl Pass {
-    /// Prefill, and the median decode step, in the order of [`METRICS`]; in ms.
-    fn times(&self) -> [Option<f64>; 2] {
-        let prefill = self.prefill.as_secs_f64() * 1e3;
-        [Some(prefill).filter(|ms| *ms > 0.0), Summary::of(&self.decode_ms).map(|steps| steps.median)]
-    }
 }
 
 /// The cell: an engine and what it is given.
 struct Probe {
     engine: Engine,
-    prompt: usize,
-    depth: usize,
-    output: usize,
-    batch: u64,
+    script: Script,
+    depth: u64,
     seed: u64,
+    rates: Rates,
+    timed: bool,
 }
 
 impl Probe {
     fn load(
-        args: Cell,
+        asked: Asked,
         kv_tokens: Option<u64>,
-        model: &Model,
+        (model, source): (&Model, Source),
         place: &Place,
         values: Values,
-    ) -> Result<Probe, Failure> {
-        let context = args.depth.saturating_add(args.prompt).saturating_add(args.output);
-        let page = PAGE_TOKENS as u64;
-        let each = context.div_ceil(page).saturating_mul(page);
-        let options = Options {
-            numerics: values.numerics,
-            chunk: args.chunk as usize,
-            limits: Limits {
-                step_tokens: args.chunk.max(args.batch) as usize,
-                batch: args.batch as usize,
-                context: context as usize,
-            },
-            kv: KvBudget::Tokens(kv_tokens.unwrap_or(args.batch.saturating_mul(each))),
-            policy: Policy::PrefillFirst,
-            seed: model.seed,
-            graphs: true,
-            fault: None,
-        };
-        let engine = load(place, model.open()?, options)?;
-        let (depth, output) = (args.depth as usize, args.output as usize);
-        Ok(Probe { engine, prompt: args.prompt as usize, depth, output, batch: args.batch, seed: model.seed })
+    ) -> Result<Probe, Error> {
+        let workload = Workload { prompt: Some(asked.prompt), output: asked.output, kv_tokens, ..Workload::default() };
+        let cell = Cell::fixed(asked.chunk, asked.batch, asked.depth);
+        let script = Script::of(&workload, &cell)?;
+        let engine = load(place, source, options(values, model.seed, &workload, &cell, &script))?;
+        let (rates, timed) = (place.spec.rates, place.kind != Kind::Plan);
+        Ok(Probe { engine, script, depth: asked.depth, seed: model.seed, rates, timed })
     }
 
     /// Runs the cell once with this fault.
     fn pass(&mut self, fault: Option<Fault>) -> Result<Pass, Failure> {
-        let engine = &mut self.engine;
-        engine.clear();
+        let Probe { engine, script, depth, seed, rates, timed } = self;
         engine.set_fault(fault);
-        let ids = engine.runner().model().geometry().decodable as u64;
-        for sequence in 0..self.batch {
-            let key = philox::stream_key(self.seed, &format!("prompt.{sequence}"));
-            let word = |at: u32| u64::from(philox::philox4x32(key, [at, 0, 0, 0])[0]);
-            let prompt = (0..self.prompt as u32).map(|at| ((word(at) * ids) >> 32) as u32).collect();
-            let feed = Some(self.seed ^ (sequence + 1));
-            engine.submit(Request { depth: self.depth, feed, ..Request::greedy(prompt, self.output) })?;
-        }
-        let mut pass = Pass { prefill: Duration::ZERO, decode_ms: Vec::new(), memory: Row::default() };
-        let sizing = engine.sizing();
-        pass.memory.weights_bytes = Some(sizing.weights);
-        pass.memory.kv_bytes = Some(sizing.kv);
-        pass.memory.state_bytes = Some(sizing.state);
-        pass.memory.inputs_bytes = Some(sizing.inputs);
-        let (mut peak, mut phases): (Option<Bytes>, Phases) = Default::default();
-        while let Some(step) = engine.step()? {
-            let phase = if step.prefill_tokens > 0 {
-                pass.prefill += step.elapsed;
-                &mut pass.memory.prefill_transient_bytes
-            } else {
-                if step.decode_tokens as u64 == self.batch {
-                    pass.decode_ms.push(step.elapsed.as_secs_f64() * 1e3);
-                }
-                &mut pass.memory.decode_transient_bytes
-            };
-            *phase = (*phase).max(Some(step.memory.transient_peak));
-            phases.see(step.prefill_tokens > 0, &step.memory);
-            let failed = step.records.iter().find_map(|record| match &record.finish {
-                Some(Finish::Failed(why)) => Some(why.clone()),
-                _ => None,
-            });
-            if let Some(why) = failed {
-                return Err(Failure::found(FAILED, format!("the cell failed: {why}")));
-            }
-            if peak.as_ref().is_none_or(|peak| step.memory.transient_peak > peak.transient_peak) {
-                peak = Some(step.memory);
-            }
-        }
-        let peak = peak.context("the cell has no steps")?;
-        pass.memory.resident_bytes = Some(peak.resident);
-        pass.memory.transient_peak_bytes = Some(peak.transient_peak);
-        pass.memory.lesser_owners = Phases::lesser(std::iter::once(&phases));
-        pass.memory.owners =
-            peak.owners.iter().map(|(owner, bytes)| Owner { tag: owner.to_string(), bytes: *bytes }).collect();
-        Ok(pass)
+        let course = Course { script, depth: *depth, seed: *seed, rates, timed: *timed };
+        let ran = pass::run(engine, &course).map_err(|error| match error {
+            // The command line asked for nothing wrong: a request of the cell failed.
+            Error::Request { param: "cell", what } => Failure::found(FAILED, format!("the cell failed: {what}")),
+            error => error.into(),
+        })?;
+        let mut memory = Row::default();
+        write_sizing(&mut memory, engine);
+        write_memory(&mut memory, script, &[&ran]);
+        memory.transient_peak_bytes.context("the cell has no steps")?;
+        let Times { prefill_ms, tpot_ms } = ran.times();
+        Ok(Pass { times: [prefill_ms, tpot_ms], memory })
     }
 }
 
@@ -230,7 +177,7 @@ pub(crate) fn self_test(args: &GateArgs, comparisons: usize) -> Result<(), Failu
 
     let timed = place.kind != Kind::Plan;
     let repetitions = if timed { asked.repetitions } else { 1 };
-    let mut cell = Probe::load(asked, probe.target.budget.kv_tokens, &model, &place, values)?;
+    let mut cell = Probe::load(asked, probe.target.budget.kv_tokens, (&model, source), &place, values)?;
     for _ in 0..if timed { WARM_UP } else { 0 } {
         cell.pass(None)?;
     }
@@ -279,8 +226,7 @@ pub(crate) fn self_test(args: &GateArgs, comparisons: usize) -> Result<(), Failu
 fn compare(comparison: usize, sides: &[Vec<Pass>; 3], threshold: f64) -> Result<Vec<Compared>, Failure> {
     let mut rows = Vec::new();
     for (at, metric) in METRICS.into_iter().enumerate() {
-        let [a, b, s] =
-            [0, 1, 2].map(|side| -> Vec<f64> { sides[side].iter().filter_map(|p| p.times()[at]).collect() });
+        let [a, b, s] = [0, 1, 2].map(|side| -> Vec<f64> { sides[side].iter().filter_map(|p| p.times[at]).collect() });
         for (kind, candidate) in [("a/a", &b), (Fault::SlowKernel.name(), &s)] {
             let compared = Comparison::of(&a, candidate, Rule::of_steps(threshold), comparison as u64);
             let compared = compared.map_err(|why| Failure::found(FAILED, format!("{metric}: {why}")))?;
