@@ -18,7 +18,7 @@ use clap::Args;
 use self::process::Side;
 use crate::cli::flat;
 use crate::failure::Failure;
-use crate::gate::cli::percent;
+use crate::gate::cli::JudgeArgs;
 use crate::gate::compare::{METRICS, Terms, compare_with, samples};
 use crate::gate::key::Key;
 use crate::gate::report::{Kind, Report};
@@ -66,21 +66,8 @@ pub(crate) struct AbArgs {
     /// Seconds one process may take
     #[arg(long, value_name = "SECONDS", value_parser = flat(timeout), default_value = "3600")]
     pub(crate) timeout: Duration,
-    /// Effects up to this are no regression
-    #[arg(long, value_name = "PERCENT", value_parser = flat(percent), default_value = "1%")]
-    pub(crate) threshold: f64,
-    /// End with 5 where something is inconclusive or was measured otherwise
-    #[arg(long)]
-    pub(crate) strict: bool,
-    /// Compare builds of another kind or method all the same
-    #[arg(long)]
-    pub(crate) force: bool,
-    /// Write the table and the findings as Markdown too
-    #[arg(long, value_name = "FILE")]
-    pub(crate) markdown: Option<PathBuf>,
-    /// Print one JSON object instead of text
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) judge: JudgeArgs,
     /// Folder for what each process writes [default: highwater-out/RUN]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
@@ -165,7 +152,7 @@ pub(crate) fn ab(args: &AbArgs) -> Result<(), Failure> {
         let text = if args.base_arg == args.cand_arg { "" } else { ", under other words" };
         report.find(Kind::Note, None, format!("both are the same program{text}"), None);
     }
-    report.end(args.json, args.markdown.as_deref())
+    report.end(args.judge.json, args.judge.markdown.as_deref())
 }
 
 fn next(args: &AbArgs, words: &[String]) -> String {
@@ -191,7 +178,7 @@ fn sweeps(folders: &[Vec<PathBuf>; 2], args: &AbArgs, next: &str) -> Result<Repo
     let times = |key: &Key, metric: &'static str| {
         let of = |runs: &[Run]| runs.iter().map(|run| median(row_of(run, key)?, metric)).collect::<Option<Vec<f64>>>();
         match (of(bases), of(candidates)) {
-            (Some(base), Some(candidate)) => Some(paired(&base, &candidate, Rule::of_steps(args.threshold))),
+            (Some(base), Some(candidate)) => Some(paired(&base, &candidate, Rule::of_steps(args.judge.threshold))),
             // A cell without decode steps has no TPOT in any run; one without in some runs cannot be paired.
             _ if bases
                 .iter()
@@ -203,7 +190,7 @@ fn sweeps(folders: &[Vec<PathBuf>; 2], args: &AbArgs, next: &str) -> Result<Repo
             _ => None,
         }
     };
-    let terms = Terms { threshold: args.threshold, strict: args.strict, force: args.force, subset: false };
+    let terms = Terms::of(&args.judge, false);
     let mut report = compare_with(&bases[0], &candidates[0], terms, Some((&times, next)))?;
     for (runs, name) in [(bases, "base"), (candidates, "candidate")] {
         for (number, run) in runs.iter().enumerate().skip(1) {

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::axis::parse_count;
+use crate::cli::{count, flat};
 use crate::measure::Rules;
 
 /// Seconds of a cell where a sweep names a model.
@@ -19,16 +19,16 @@ pub(crate) struct CellArgs {
     #[arg(long = "workload", value_name = "NAME", value_delimiter = ',')]
     pub(crate) workloads: Vec<String>,
     /// What the prompts of a ladder (2048, 6144, 12288, 24576, 2048, 12288 tokens) are divided by
-    #[arg(long, value_name = "N", default_value = "1", value_parser = scale)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = flat(scale))]
     pub(crate) ladder_scale: u64,
     /// Repetitions end once half the 95 % interval of both medians, of prefill and TPOT, is this part of them, e.g. 0.5%
-    #[arg(long, value_name = "PERCENT", default_value = "0.5%", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", default_value = "0.5%", value_parser = flat(percent))]
     pub(crate) precision: f64,
     /// No repetition of a cell begins after this long [default: 10, and 1 where no model is named]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = flat(seconds))]
     pub(crate) cell_seconds: Option<f64>,
     /// This many repetitions of each cell, whatever their interval, unless the time is up before
-    #[arg(long, value_name = "N", value_parser = repetitions)]
+    #[arg(long, value_name = "N", value_parser = flat(repetitions))]
     pub(crate) repetitions: Option<u64>,
 }
 
@@ -47,39 +47,24 @@ fn number(text: &str) -> Result<f64> {
 }
 
 /// `0.5%`, or `0.5` of them, as a fraction.
-fn percent(text: &str) -> Result<f64, String> {
-    let parse = || {
-        let value = number(text.trim().strip_suffix('%').unwrap_or(text))?;
-        ensure!((0.01..=50.0).contains(&value), "{value} % is outside 0.01 % to 50 %");
-        Ok(value / 100.0)
-    };
-    parse().map_err(|error: anyhow::Error| format!("{error:#}"))
+fn percent(text: &str) -> Result<f64> {
+    let value = number(text.trim().strip_suffix('%').unwrap_or(text))?;
+    ensure!((0.01..=50.0).contains(&value), "{value} % is outside 0.01 % to 50 %");
+    Ok(value / 100.0)
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    let parse = || {
-        let value = number(text.trim())?;
-        ensure!((0.0..=86_400.0).contains(&value), "{value} s is outside 0 to 86400");
-        Ok(value)
-    };
-    parse().map_err(|error: anyhow::Error| format!("{error:#}"))
+fn seconds(text: &str) -> Result<f64> {
+    let value = number(text)?;
+    ensure!((0.0..=86_400.0).contains(&value), "{value} s is outside 0 to 86400");
+    Ok(value)
 }
 
-fn in_range(text: &str, most: u64) -> Result<u64, String> {
-    let parse = || {
-        let value = parse_count(text)?;
-        ensure!((1..=most).contains(&value), "{value} is outside 1 to {most}");
-        Ok(value)
-    };
-    parse().map_err(|error: anyhow::Error| format!("{error:#}"))
+fn scale(text: &str) -> Result<u64> {
+    count(text, 1, 1 << 16)
 }
 
-fn scale(text: &str) -> Result<u64, String> {
-    in_range(text, 1 << 16)
-}
-
-fn repetitions(text: &str) -> Result<u64, String> {
-    in_range(text, 100_000)
+fn repetitions(text: &str) -> Result<u64> {
+    count(text, 1, 100_000)
 }
 
 #[cfg(test)]
@@ -88,6 +73,7 @@ mod tests {
 
     #[test]
     fn percents_and_seconds_are_bounded_numbers() {
+        let (percent, seconds, scale, repetitions) = (flat(percent), flat(seconds), flat(scale), flat(repetitions));
         assert_eq!((percent("0.5%"), percent(" 2 "), percent("50%")), (Ok(0.005), Ok(0.02), Ok(0.5)));
         for text in ["0", "0%", "-1", "51", "NaN", "inf", "%", "", "1%%", "half"] {
             percent(text).expect_err(text);

@@ -465,7 +465,7 @@ fn device(text: &str) -> Result<DeviceChoice> {
 }
 
 /// A count from `low` to `high`, with or without a suffix.
-fn count(text: &str, low: u64, high: u64) -> Result<u64> {
+pub(crate) fn count(text: &str, low: u64, high: u64) -> Result<u64> {
     let count = parse_count(text)?;
     ensure!((low..=high).contains(&count), "{count} is outside {low} to {high}");
     Ok(count)

@@ -27,17 +27,16 @@ use crate::failure::Failure;
 /// `gate`.
 pub(crate) fn gate(args: &GateArgs) -> Result<(), Failure> {
     args.check().map_err(|error| Failure::request("gate", &error))?;
+    let judge = &args.judge;
     let saved = args.saved.as_deref().unwrap_or("base");
     let report = match (&args.baseline, &args.candidate, &args.criterion, args.self_test) {
         (_, _, _, Some(comparisons)) => return self_test::self_test(args, comparisons),
-        (_, _, Some(folder), _) => criterion::gate(folder, saved, args.threshold, args.strict, args.subset)?,
+        (_, _, Some(folder), _) => criterion::gate(folder, saved, judge.threshold, judge.strict, args.subset)?,
         (Some(baseline), Some(candidate), ..) => {
-            let terms =
-                Terms { threshold: args.threshold, strict: args.strict, force: args.force, subset: args.subset };
             let baseline = Run::read(baseline)?.into_baseline()?;
-            compare::compare(&baseline, &Run::read(candidate)?, terms)?
+            compare::compare(&baseline, &Run::read(candidate)?, Terms::of(judge, args.subset))?
         }
         _ => return Err(Failure::request("gate", &anyhow::anyhow!("it takes a baseline and a candidate"))),
     };
-    report.end(args.json, args.markdown.as_deref())
+    report.end(judge.json, judge.markdown.as_deref())
 }

@@ -9,6 +9,8 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use crate::table::shortened;
+
 const WIDTH_PX: i32 = 960;
 const HEIGHT_PX: i32 = 540;
 /// Title and subtitle.
@@ -126,7 +128,7 @@ impl Chart {
     fn draw<B: DrawingBackend>(&self, root: &DrawingArea<B, plotters::coord::Shift>) -> Drawn<B> {
         root.fill(&WHITE)?;
         text(root, &self.title, (LEFT_PX, 28), 22, INK)?;
-        text(root, &shortened(&self.subtitle), (LEFT_PX, 54), 14, FAINT)?;
+        text(root, &shortened(&self.subtitle, SUBTITLE_CHARS), (LEFT_PX, 54), 14, FAINT)?;
 
         let top = nice_top(
             self.series.iter().flat_map(|s| &s.points).map(|p| p.interval.map_or(p.y, |(_, high)| high.max(p.y))),
@@ -295,13 +297,6 @@ fn text<B: DrawingBackend>(
     let style = ("sans-serif", size).into_font().color(&colour).pos(Pos::new(HPos::Left, VPos::Center));
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     root.draw(&Text::new(text, at, style))
-}
-
-fn shortened(text: &str) -> String {
-    if text.chars().count() <= SUBTITLE_CHARS {
-        return text.to_owned();
-    }
-    text.chars().take(SUBTITLE_CHARS - 1).chain(['\u{2026}']).collect()
 }
 
 fn log2(x: u64) -> f64 {

@@ -225,6 +225,14 @@ fn why(row: &Row) -> String {
     }
 }
 
+/// At most `most` characters of `text`; what was longer ends in an ellipsis.
+pub(crate) fn shortened(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some(_) => text.chars().take(most.saturating_sub(1)).chain(['…']).collect(),
+        None => text.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -292,5 +300,10 @@ mod tests {
     #[test]
     fn every_term_of_the_sweep_table_is_defined() {
         assert_eq!(sweep_definitions().lines().count(), SWEEP_TERMS.len());
+    }
+
+    #[test]
+    fn long_text_ends_in_an_ellipsis_at_a_character() {
+        assert_eq!((shortened("äöü", 3), shortened("äöüß", 3)), ("äöü".into(), "äö…".into()));
     }
 }

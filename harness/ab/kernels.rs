@@ -42,7 +42,7 @@ impl Row {
 pub(super) fn report(folders: &[Vec<PathBuf>; 2], args: &AbArgs, next: &str) -> Result<Report, Failure> {
     let read_all = |folders: &[PathBuf]| folders.iter().map(|folder| read(folder)).collect::<Result<Vec<Vec<Row>>>>();
     let (bases, candidates) = (read_all(&folders[0])?, read_all(&folders[1])?);
-    let mut report = Report::new(String::new(), String::new(), args.threshold, args.strict);
+    let mut report = Report::new(String::new(), String::new(), args.judge.threshold, args.judge.strict);
     for row in &bases[0] {
         let name = row.name();
         let times = |runs: &[Vec<Row>]| -> Option<Vec<f64>> {
@@ -56,7 +56,7 @@ pub(super) fn report(folders: &[Vec<PathBuf>; 2], args: &AbArgs, next: &str) -> 
         match (times(&bases), times(&candidates)) {
             (Some(base), Some(candidate)) => {
                 report.cells += 1;
-                let rule = Rule { threshold: args.threshold, floor: row.floor() };
+                let rule = Rule { threshold: args.judge.threshold, floor: row.floor() };
                 match paired(&base, &candidate, rule) {
                     Ok(comparison) => report.compare(&name, "time", "us", comparison, |_| Some(next.to_owned())),
                     Err(why) => report.find(Kind::Failure, Some(&name), why, None),

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::axis::{MAX_TOKENS, parse_count};
-use crate::cli::{DeviceChoice, Numerics, Target, batch, chunk, flat, positive};
+use crate::axis::MAX_TOKENS;
+use crate::cli::{DeviceChoice, Numerics, Target, batch, chunk, count, flat, positive};
 
 /// What follows the flags in `gate --help`.
 pub(crate) const GATE_HELP: &str = "\
@@ -22,9 +22,28 @@ Exit codes: 0 nothing is worse; 1 a cell failed or is missing, or the runs canno
 memory, or a cell that fitted and does not now (before 3, and both before 1); 5 with --strict: something is inconclusive, or \
 the runs' cards, drivers or methods differ.";
 
+/// How two runs are judged, and where that is said: flags of `gate` and of `ab`.
+#[derive(Debug, Args)]
+pub(crate) struct JudgeArgs {
+    /// Effects up to this are no regression
+    #[arg(long, value_name = "PERCENT", value_parser = flat(percent), default_value = "1%")]
+    pub(crate) threshold: f64,
+    /// End with 5 where something is inconclusive or was measured otherwise
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// Compare what is of other cards, drivers, methods or kinds of build all the same
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Write the table and the findings as Markdown too
+    #[arg(long, value_name = "FILE")]
+    pub(crate) markdown: Option<PathBuf>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// `gate`.
 #[derive(Debug, Args)]
-#[allow(clippy::struct_excessive_bools)] // each is a flag
 pub(crate) struct GateArgs {
     /// The run to hold to: a folder of `sweep --out`, or its sweep.jsonl or sweep.csv
     #[arg(required_unless_present_any = ["criterion", "self_test"], conflicts_with_all = ["criterion", "self_test"])]
@@ -38,24 +57,11 @@ pub(crate) struct GateArgs {
     /// The saved baseline of criterion, as `cargo bench -- --save-baseline NAME` names it [default: base]
     #[arg(long = "baseline", id = "saved", value_name = "NAME")]
     pub(crate) saved: Option<String>,
-    /// Effects up to this are no regression
-    #[arg(long, value_name = "PERCENT", value_parser = flat(percent), default_value = "1%")]
-    pub(crate) threshold: f64,
-    /// End with 5 where something is inconclusive or was measured otherwise
-    #[arg(long)]
-    pub(crate) strict: bool,
-    /// Compare runs of different cards, drivers or methods all the same
-    #[arg(long)]
-    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) judge: JudgeArgs,
     /// The candidate holds some of the baseline's cells: those it lacks are no failures
     #[arg(long)]
     pub(crate) subset: bool,
-    /// Write the table and the findings as Markdown too
-    #[arg(long, value_name = "FILE")]
-    pub(crate) markdown: Option<PathBuf>,
-    /// Print one JSON object instead of text
-    #[arg(long)]
-    pub(crate) json: bool,
     /// Judge this program on this machine: N comparisons of one build with itself and N with a seeded slowdown of 3 %,
     /// interleaved, and the bytes of each; writes self-test.csv and self-test.json
     #[arg(long, value_name = "N", value_parser = flat(comparisons))]
@@ -158,9 +164,12 @@ impl GateArgs {
         );
         ensure!(self.criterion.is_some() || self.saved.is_none(), "--baseline is of --criterion alone");
         let runs = self.baseline.is_some();
-        ensure!(runs || !self.force, "--force is of two runs");
+        ensure!(runs || !self.judge.force, "--force is of two runs");
         ensure!(self.self_test.is_none() || !self.subset, "--subset is of two runs and of --criterion");
-        ensure!(self.self_test.is_none() || self.markdown.is_none(), "--markdown is of two runs and of --criterion");
+        ensure!(
+            self.self_test.is_none() || self.judge.markdown.is_none(),
+            "--markdown is of two runs and of --criterion"
+        );
         Ok(())
     }
 }
@@ -173,27 +182,21 @@ pub(crate) fn percent(text: &str) -> Result<f64> {
     Ok(value / 100.0)
 }
 
-fn within(text: &str, least: u64, most: u64) -> Result<u64> {
-    let value = parse_count(text)?;
-    ensure!((least..=most).contains(&value), "{value} is outside {least} to {most}");
-    Ok(value)
-}
-
 fn comparisons(text: &str) -> Result<usize> {
-    within(text, 1, 10_000).map(|n| n as usize)
+    count(text, 1, 10_000).map(|n| n as usize)
 }
 
 fn repetitions(text: &str) -> Result<usize> {
-    within(text, crate::verdict::LEAST_SAMPLES as u64, 1000).map(|n| n as usize)
+    count(text, crate::verdict::LEAST_SAMPLES as u64, 1000).map(|n| n as usize)
 }
 
 /// Two tokens at least: the first is the prefill's.
 fn outputs(text: &str) -> Result<u64> {
-    within(text, 2, MAX_TOKENS)
+    count(text, 2, MAX_TOKENS)
 }
 
 fn depth(text: &str) -> Result<u64> {
-    within(text, 0, MAX_TOKENS)
+    count(text, 0, MAX_TOKENS)
 }
 
 #[cfg(test)]
@@ -213,7 +216,7 @@ mod tests {
     #[test]
     fn the_three_forms_are_told_apart() {
         let runs = parse("gate a b --threshold 2.5% --strict").unwrap();
-        assert_eq!((runs.threshold, runs.strict, runs.candidate.is_some()), (0.025, true, true));
+        assert_eq!((runs.judge.threshold, runs.judge.strict, runs.candidate.is_some()), (0.025, true, true));
         let criterion = parse("gate --criterion target/criterion").unwrap();
         assert_eq!((criterion.saved, criterion.baseline), (None, None));
         let probe = parse("gate --self-test 20 --device cpu --model tiny --repetitions 10").unwrap();

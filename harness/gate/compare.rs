@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::failure::{FAILED, Failure, UNDECIDED};
+use crate::gate::cli::JudgeArgs;
 use crate::gate::edges::{Edge, edges};
 use crate::gate::key::{Difference, Key, differences};
 use crate::gate::memory::Memory;
@@ -36,6 +37,13 @@ pub(crate) struct Terms {
     pub(crate) force: bool,
     /// Whether the candidate may lack cells.
     pub(crate) subset: bool,
+}
+
+impl Terms {
+    /// As the flags ask; `subset` where the candidate may lack cells.
+    pub(crate) fn of(judge: &JudgeArgs, subset: bool) -> Terms {
+        Terms { threshold: judge.threshold, strict: judge.strict, force: judge.force, subset }
+    }
 }
 
 /// A cell of both runs.

@@ -198,7 +198,7 @@ pub(crate) fn self_test(args: &GateArgs, comparisons: usize) -> Result<(), Failu
         buffer = memory.line();
         buffers += usize::from(memory.grew() && buffer.contains(EXTRA));
         if timed {
-            for compared in compare(comparison, &sides, args.threshold)? {
+            for compared in compare(comparison, &sides, args.judge.threshold)? {
                 csv.serialize(&compared).with_context(|| format!("cannot write {}", path.display()))?;
                 rows.push(compared);
             }
@@ -218,7 +218,7 @@ pub(crate) fn self_test(args: &GateArgs, comparisons: usize) -> Result<(), Failu
     let file = out.join("self-test.json");
     std::fs::write(&file, &json).with_context(|| format!("cannot write {}", file.display()))?;
     let text = format!("{}\n{}: self-test.csv, self-test.json\n", text(&outcome), out.display());
-    print(if args.json { &json } else { &text })?;
+    print(if args.judge.json { &json } else { &text })?;
     end(&outcome, args)
 }
 
@@ -321,7 +321,7 @@ fn end(outcome: &Outcome, args: &GateArgs) -> Result<(), Failure> {
         wide.metric,
         wide.half_width * 100.0
     );
-    if args.strict {
+    if args.judge.strict {
         return Err(Failure::found(UNDECIDED, what));
     }
     Ok(print(&format!("{TOO_WIDE}: {what}\n"))?)

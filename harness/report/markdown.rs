@@ -78,7 +78,7 @@ fn not_fitting(out: &mut String, cells: &[Cell]) {
     let mut table = Table::new(&[("cell", Align::Left), ("status", Align::Left), ("why", Align::Left)]);
     for cell in bad.iter().take(MAX_BAD) {
         let place = format!("{}, {}", cell.setting, cell.place());
-        table.push(vec![place, cell.row.status.name().into(), super::markup::shortened(&why(cell.row), 200)]);
+        table.push(vec![place, cell.row.status.name().into(), crate::table::shortened(&why(cell.row), 200)]);
     }
     let _ = write!(out, "\nDo not fit or failed:\n\n{}", table.markdown());
     more(out, bad.len(), MAX_BAD, "cell");

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::load::{Input, Run};
-use super::markup::{Markup, shortened};
+use super::markup::Markup;
 use super::view::{self, Cell, count};
 use super::{compare, curves, heat, memory, roofline, table, traffic};
 use crate::definitions::DEFINITIONS;
 use crate::record::Row;
-use crate::table::number;
+use crate::table::{number, shortened};
 
 const STYLE: &str = include_str!("report.css");
 const SCRIPT: &str = include_str!("report.js");

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use super::chart::{Bound, Chart, MAX_SERIES, Mark, Scale, Series};
 use super::load::Kernel;
-use super::markup::{Markup, shortened};
+use super::markup::Markup;
 use super::view::{count, grouped};
 use crate::stats::Summary;
-use crate::table::number;
+use crate::table::{number, shortened};
 
 /// The rows that are ceilings and no kernel.
 const CEILING: &str = "ceiling";

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use highwater::error::mib;
 
 use super::load::Input;
-use super::markup::{Markup, shortened};
+use super::markup::Markup;
 use super::view::{Cell, count, grouped, short_tag, why};
-use crate::table::number;
+use crate::table::{number, shortened};
 
 /// Most lines of the table of cells. Those that failed or do not fit are never left out for ones that do.
 pub(super) const MAX_LINES: usize = 20_000;

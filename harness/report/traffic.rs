@@ -3,9 +3,9 @@
 use highwater::error::mib;
 
 use super::load::Traffic;
-use super::markup::{Markup, shortened};
+use super::markup::Markup;
 use super::view::{Cell, count};
-use crate::table::number;
+use crate::table::{number, shortened};
 
 /// Sums of the other columns, and no modules.
 const SUMS: [&str; 2] = ["step_bytes", "token_bytes"];

@@ -108,7 +108,7 @@ impl Cell<'_> {
                 parts.push(format!("TPOT {} ms", tpot.text()));
             }
         } else {
-            parts.push(super::markup::shortened(&why(row), 160));
+            parts.push(crate::table::shortened(&why(row), 160));
         }
         parts.join("; ")
     }
@@ -126,7 +126,7 @@ pub(super) fn why(row: &Row) -> String {
 
 /// A tag at a length that a label bears.
 pub(super) fn short_tag(tag: &str) -> String {
-    super::markup::shortened(tag, 48)
+    crate::table::shortened(tag, 48)
 }
 
 /// Every cell of `input`, runs in order.
