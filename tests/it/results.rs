@@ -40,6 +40,9 @@ fn table() -> String {
                 ["resident_bytes", "transient_peak_bytes", "free_bytes"].map(|c| number(row, c)).iter().sum::<f64>();
             assert_eq!(slab, number(row, "slab_bytes"));
             assert!(number(row, "unattributed_bytes").abs() <= f64::from(16 << 20));
+            // Taken off the card before the KV cache is sized, what capture takes included.
+            let outside = ["context_bytes", "modules_bytes", "blas_bytes", "graphs_bytes"].map(|c| number(row, c));
+            assert!(outside[3] > 0.0 && outside.iter().sum::<f64>() <= number(row, "overhead_bytes"));
         }
         let prefill = if how.is_empty() {
             let rows = rows(&format!("{model}-prefill-m2"));

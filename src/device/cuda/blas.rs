@@ -226,7 +226,7 @@ impl Cuda {
         if self.mode() == Mode::Dry {
             return Ok(());
         }
-        driver.bind()?;
+        let turn = driver.computing()?;
         let (plan, new) = blas.plan(product)?;
         let before = if new { driver.used().unwrap_or(0) } else { 0 };
         let (one, zero) = (1.0f32, 0.0f32);
@@ -250,7 +250,7 @@ impl Cuda {
                 &raw const plan.algorithm,
                 blas.workspace as usize as *mut c_void,
                 WORKSPACE_BYTES as usize,
-                driver.stream().cast(),
+                turn.stream.handle.cast(),
             )
         };
         check(ran, format_args!("cublasLtMatmul of {product:?}"))?;

@@ -2,24 +2,26 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use cudarc::driver::sys::{self, CUresult};
 
 use super::library::{self, Library};
+use super::staging::{Mark, Staging, Stream};
 use super::{Grid, Slot, TensorMap};
 use crate::device::spec::Arch;
 use crate::error::{Error, Result};
 
-/// Pinned memory that small copies go through, so that the host need not wait for them.
-const RING_BYTES: usize = 16 << 20;
+/// Halves of the pinned memory that copies go through: of the copy stream, and of the small ones in the compute stream.
+const BULK_HALF_BYTES: usize = 8 << 20;
+const SMALL_HALF_BYTES: usize = 1 << 20;
 /// Dynamic shared memory that needs no opting in: none, since static shared memory counts beside it.
 const SHARED_BY_DEFAULT: u32 = 0;
 
 /// A card's context.
 #[derive(Debug)]
-struct Context {
+pub(super) struct Context {
     device: sys::CUdevice,
     context: sys::CUcontext,
 }
@@ -31,7 +33,7 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// Makes the context this thread's own: every call does, since any thread may make it.
-    fn bind(&self) -> Result<()> {
+    pub(super) fn bind(&self) -> Result<()> {
         // SAFETY: the context is retained until drop.
         check(unsafe { sys::cuCtxSetCurrent(self.context) }, "cuCtxSetCurrent")
     }
@@ -44,29 +46,38 @@ impl Drop for Context {
     }
 }
 
-/// Pinned host memory, used round and round.
-#[derive(Debug)]
-struct Ring {
-    start: *mut u8,
-    next: usize,
-}
-
-// SAFETY: plain memory, reached under a mutex.
-unsafe impl Send for Ring {}
-
 /// An open card.
 #[derive(Debug)]
 pub(super) struct Driver {
-    stream: sys::CUstream,
-    ring: Mutex<Ring>,
+    /// Kernels, and the copies that a step's kernels wait for anyway.
+    compute: Stream,
+    /// Copies of many bytes, beside the kernels; see [`Order`].
+    copies: Stream,
+    order: Mutex<Order>,
+    bulk: Mutex<Staging>,
+    small: Mutex<Staging>,
     allocations: Mutex<Vec<sys::CUdeviceptr>>,
     context: Arc<Context>,
 }
 
-// SAFETY: streams and allocations may be used from any thread that has bound the context.
-unsafe impl Send for Driver {}
-// SAFETY: as above; the ring and the list of allocations are behind mutexes.
-unsafe impl Sync for Driver {}
+/// What one stream has that the other has not been told to wait for: each waits for the other's only when there is something.
+#[derive(Debug)]
+struct Order {
+    computed: bool,
+    copied: bool,
+    compute: Mark,
+    copies: Mark,
+}
+
+/// The right to put one thing into a stream: nobody else puts anything into either while it is held.
+pub(super) struct Turn<'a> {
+    pub(super) stream: &'a Stream,
+    _order: MutexGuard<'a, Order>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Turns a driver's answer into a sentence.
 pub(super) fn check(result: CUresult, call: impl std::fmt::Display) -> Result<()> {
@@ -187,17 +198,20 @@ impl Driver {
         check(unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) }, "cuDevicePrimaryCtxRetain")?;
         let context = Arc::new(Context { device, context });
         context.bind()?;
-        let mut stream = std::ptr::null_mut();
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the context is current, `stream` a live pointer.
-        check(unsafe { sys::cuStreamCreate(&raw mut stream, flags) }, "cuStreamCreate")?;
-        let mut start = std::ptr::null_mut();
-        // SAFETY: the context is current, `start` a live pointer.
-        check(unsafe { sys::cuMemHostAlloc(&raw mut start, RING_BYTES, 0) }, "cuMemHostAlloc")?;
-        // SAFETY: RING_BYTES were just given; written once so that every byte of the ring is initialised.
-        unsafe { std::ptr::write_bytes(start.cast::<u8>(), 0, RING_BYTES) };
-        let ring = Mutex::new(Ring { start: start.cast(), next: 0 });
-        Ok(Driver { stream, ring, allocations: Mutex::default(), context })
+        Ok(Driver {
+            compute: Stream::new(&context)?,
+            copies: Stream::new(&context)?,
+            order: Mutex::new(Order {
+                computed: false,
+                copied: false,
+                compute: Mark::new(&context)?,
+                copies: Mark::new(&context)?,
+            }),
+            bulk: Mutex::new(Staging::new(&context, BULK_HALF_BYTES)?),
+            small: Mutex::new(Staging::new(&context, SMALL_HALF_BYTES)?),
+            allocations: Mutex::default(),
+            context,
+        })
     }
 
     pub(super) fn arch(&self) -> Result<Arch> {
@@ -236,8 +250,32 @@ impl Driver {
             ));
         }
         check(result, "cuMemAlloc")?;
-        self.allocations.lock().unwrap_or_else(PoisonError::into_inner).push(address);
+        lock(&self.allocations).push(address);
         Ok(address)
+    }
+
+    /// The compute stream, for what is put into it next: behind every copy that was begun before.
+    pub(super) fn computing(&self) -> Result<Turn<'_>> {
+        self.context.bind()?;
+        let mut order = lock(&self.order);
+        if order.copied {
+            self.compute.follow(&self.copies, &order.copies)?;
+            order.copied = false;
+        }
+        order.computed = true;
+        Ok(Turn { stream: &self.compute, _order: order })
+    }
+
+    /// The copy stream, for what is put into it next: behind every kernel that was launched before.
+    fn copying(&self) -> Result<Turn<'_>> {
+        self.context.bind()?;
+        let mut order = lock(&self.order);
+        if order.computed {
+            self.copies.follow(&self.compute, &order.compute)?;
+            order.computed = false;
+        }
+        order.copied = true;
+        Ok(Turn { stream: &self.copies, _order: order })
     }
 
     /// Has `fill` write `bytes` bytes of pinned memory, then copies them; several pieces where they are many.
@@ -247,35 +285,21 @@ impl Driver {
         bytes: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
-        if bytes > RING_BYTES / 2 {
+        if bytes > BULK_HALF_BYTES {
             let mut staged = vec![0; bytes];
             fill(&mut staged)?;
             return self.write(address, &staged);
         }
-        self.context.bind()?;
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        if ring.next + bytes > RING_BYTES {
-            self.synchronize()?;
-            ring.next = 0;
+        if bytes > SMALL_HALF_BYTES {
+            return lock(&self.bulk).copy(|| self.copying(), address, bytes, fill);
         }
-        // SAFETY: next + bytes is inside the ring; the lock is held, and no copy in flight reads that part, since the stream
-        // was waited for when the ring came round; the ring is initialised when it is made.
-        let staged = unsafe { std::slice::from_raw_parts_mut(ring.start.add(ring.next), bytes) };
-        fill(staged)?;
-        // SAFETY: the caller's range is inside an allocation of this driver; the staged bytes stay until the stream is waited
-        // for.
-        let copied =
-            unsafe { sys::cuMemcpyHtoDAsync_v2(address, staged.as_ptr().cast::<c_void>(), bytes, self.stream) };
-        check(copied, "cuMemcpyHtoDAsync")?;
-        ring.next += bytes.next_multiple_of(256);
-        Ok(())
+        lock(&self.small).copy(|| self.computing(), address, bytes, fill)
     }
 
-    /// Copies through pinned memory; the host waits only when the ring comes round.
+    /// Copies through pinned memory; the host waits only where all of that is in use.
     pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
-        const PIECE: usize = RING_BYTES / 2;
-        bytes.chunks(PIECE).enumerate().try_for_each(|(i, piece)| {
-            self.write_with(address + (i * PIECE) as u64, piece.len(), |staged| {
+        bytes.chunks(BULK_HALF_BYTES).enumerate().try_for_each(|(i, piece)| {
+            self.write_with(address + (i * BULK_HALF_BYTES) as u64, piece.len(), |staged| {
                 staged.copy_from_slice(piece);
                 Ok(())
             })
@@ -283,30 +307,27 @@ impl Driver {
     }
 
     pub(super) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
-        self.context.bind()?;
+        let turn = self.computing()?;
         // SAFETY: the caller's range is inside an allocation of this driver and as long as `bytes`, which is waited for
         // before this returns.
         let copied = unsafe {
-            sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast::<c_void>(), address, bytes.len(), self.stream)
+            sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast::<c_void>(), address, bytes.len(), turn.stream.handle)
         };
         check(copied, "cuMemcpyDtoHAsync")?;
-        self.synchronize()
+        drop(turn);
+        self.compute.synchronize()
     }
 
     pub(super) fn fill(&self, address: u64, value: u8, bytes: u64) -> Result<()> {
-        self.context.bind()?;
+        let turn = self.computing()?;
         // SAFETY: the caller's range is inside an allocation of this driver.
-        check(unsafe { sys::cuMemsetD8Async(address, value, bytes as usize, self.stream) }, "cuMemsetD8Async")
+        check(unsafe { sys::cuMemsetD8Async(address, value, bytes as usize, turn.stream.handle) }, "cuMemsetD8Async")
     }
 
+    /// Waits for both streams.
     pub(super) fn synchronize(&self) -> Result<()> {
-        self.context.bind()?;
-        // SAFETY: the stream lives as long as the driver.
-        check(unsafe { sys::cuStreamSynchronize(self.stream) }, "cuStreamSynchronize")
-    }
-
-    pub(super) fn stream(&self) -> sys::CUstream {
-        self.stream
+        self.copies.synchronize()?;
+        self.compute.synchronize()
     }
 
     pub(super) fn bind(&self) -> Result<()> {
@@ -343,7 +364,7 @@ impl Driver {
     }
 
     pub(super) fn launch(&self, function: &mut Function, grid: Grid, slots: &[Slot]) -> Result<()> {
-        self.context.bind()?;
+        let turn = self.computing()?;
         if grid.shared > function.shared {
             let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function's module is loaded.
@@ -365,7 +386,7 @@ impl Driver {
                 1,
                 1,
                 grid.shared,
-                self.stream,
+                turn.stream.handle,
                 pointers.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
@@ -374,29 +395,30 @@ impl Driver {
     }
 
     pub(super) fn event(&self) -> Result<Event> {
-        self.context.bind()?;
+        let turn = self.computing()?;
         let mut event = std::ptr::null_mut();
         // SAFETY: the context is current, `event` a live pointer.
         check(unsafe { sys::cuEventCreate(&raw mut event, 0) }, "cuEventCreate")?;
         // Owned from here on, so that it is destroyed where recording fails.
-        let owned = Event(Mark::Device { event, context: Arc::clone(&self.context) });
+        let owned = Event(Moment::Device { event, context: Arc::clone(&self.context) });
         // SAFETY: event and stream are live.
-        check(unsafe { sys::cuEventRecord(event, self.stream) }, "cuEventRecord")?;
+        check(unsafe { sys::cuEventRecord(event, turn.stream.handle) }, "cuEventRecord")?;
         Ok(owned)
     }
 
     pub(super) fn begin_capture(&self) -> Result<()> {
-        self.context.bind()?;
+        // Copies are waited for ahead of the capture, which must not reach outside itself.
+        let turn = self.computing()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live.
-        check(unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) }, "cuStreamBeginCapture")
+        check(unsafe { sys::cuStreamBeginCapture_v2(turn.stream.handle, mode) }, "cuStreamBeginCapture")
     }
 
     pub(super) fn end_capture(&self) -> Result<GraphExec> {
         self.context.bind()?;
         let mut graph = std::ptr::null_mut();
         // SAFETY: the stream is live, `graph` a live pointer.
-        check(unsafe { sys::cuStreamEndCapture(self.stream, &raw mut graph) }, "cuStreamEndCapture")?;
+        check(unsafe { sys::cuStreamEndCapture(self.compute.handle, &raw mut graph) }, "cuStreamEndCapture")?;
         let mut exec = std::ptr::null_mut();
         // SAFETY: the graph is live until destroyed below; `exec` is a live pointer.
         let made = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) };
@@ -405,33 +427,27 @@ impl Driver {
         check(made, "cuGraphInstantiate")?;
         let exec = GraphExec { exec, context: Arc::clone(&self.context) };
         // SAFETY: instance and stream are live; uploading ahead keeps the first replay as quick as the next.
-        check(unsafe { sys::cuGraphUpload(exec.exec, self.stream) }, "cuGraphUpload")?;
+        check(unsafe { sys::cuGraphUpload(exec.exec, self.compute.handle) }, "cuGraphUpload")?;
         self.synchronize()?;
         Ok(exec)
     }
 
     pub(super) fn replay(&self, graph: &GraphExec) -> Result<()> {
-        self.context.bind()?;
+        let turn = self.computing()?;
         // SAFETY: instance and stream are live.
-        check(unsafe { sys::cuGraphLaunch(graph.exec, self.stream) }, "cuGraphLaunch")
+        check(unsafe { sys::cuGraphLaunch(graph.exec, turn.stream.handle) }, "cuGraphLaunch")
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if self.context.bind().is_err() {
+        // What a lost context still held is freed with it.
+        if self.synchronize().is_err() {
             return;
         }
-        let allocations = self.allocations.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let ring = self.ring.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: each was made by this driver and is freed once; the stream is waited for before what it uses goes.
-        unsafe {
-            sys::cuStreamSynchronize(self.stream);
-            for address in allocations.drain(..) {
-                sys::cuMemFree_v2(address);
-            }
-            sys::cuMemFreeHost(ring.start.cast());
-            sys::cuStreamDestroy_v2(self.stream);
+        for address in lock(&self.allocations).drain(..) {
+            // SAFETY: allocated by this driver, freed once, and the streams were waited for.
+            unsafe { sys::cuMemFree_v2(address) };
         }
     }
 }
@@ -493,10 +509,10 @@ impl Drop for GraphExec {
 
 /// A moment in the compute stream.
 #[derive(Debug)]
-pub struct Event(Mark);
+pub struct Event(Moment);
 
 #[derive(Debug)]
-enum Mark {
+enum Moment {
     Device { event: sys::CUevent, context: Arc<Context> },
     Host(Instant),
 }
@@ -509,14 +525,14 @@ unsafe impl Sync for Event {}
 impl Event {
     /// The wall clock's moment, where there is no stream.
     pub(super) fn now() -> Event {
-        Event(Mark::Host(Instant::now()))
+        Event(Moment::Host(Instant::now()))
     }
 
     /// Seconds from `earlier` to this one, once both are past.
     pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
         match (&earlier.0, &self.0) {
-            (Mark::Host(from), Mark::Host(to)) => Ok((*to - *from).as_secs_f64()),
-            (Mark::Device { event: from, .. }, Mark::Device { event: to, context }) => {
+            (Moment::Host(from), Moment::Host(to)) => Ok((*to - *from).as_secs_f64()),
+            (Moment::Device { event: from, .. }, Moment::Device { event: to, context }) => {
                 context.bind()?;
                 let mut ms = 0.0f32;
                 // SAFETY: both events are live and recorded.
@@ -533,7 +549,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Mark::Device { event, context } = &self.0
+        if let Moment::Device { event, context } = &self.0
             && context.bind().is_ok()
         {
             // SAFETY: created once, destroyed once.

@@ -13,6 +13,7 @@ pub mod info;
 pub mod library;
 pub mod nvrtc;
 pub mod sources;
+mod staging;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -392,6 +393,10 @@ impl Cuda {
     /// The map of a matrix of bytes: `rows` rows of `cols` bytes, `pitch` bytes apart, copied in boxes of `box_rows` (at most
     /// 256) by 128 bytes, swizzled as Hopper's products read them. Address and pitch must be multiples of 16.
     pub fn tensor_map(&self, address: Arg, rows: u64, cols: u64, pitch: u64, box_rows: u32) -> Result<Arg> {
+        // A dry run's arguments go nowhere.
+        if self.mode() == Mode::Dry {
+            return Ok(Arg::NULL);
+        }
         match &self.backend {
             Backend::Driver(_) => driver::tensor_map(address.word(), rows, cols, pitch, box_rows).map(Arg::Map),
             Backend::Emulator(..) => Err(Error::device(
