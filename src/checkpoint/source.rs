@@ -167,13 +167,19 @@ fn read(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, na
     let row_elements = elements / disk_rows.max(1);
     let row_bytes = row_elements * on_disk.bytes() as usize;
     let block = (STAGING_BYTES / row_bytes.max(1)).clamp(1, disk_rows.max(1));
-    let mut staging = vec![0u8; block * row_bytes];
+    let same = on_disk == dst.dtype();
+    let mut staging = vec![0u8; if same { 0 } else { block * row_bytes }];
     let mut start = 0;
     while start < disk_rows {
         let end = (start + block).min(disk_rows);
+        let at = (first * cols + start * row_elements) as u64 * dst.dtype().bytes();
+        if same {
+            dst.buffer_mut().write_with(at, (end - start) * row_bytes, |bytes| checkpoint.read(name, start..end, bytes))?;
+            start = end;
+            continue;
+        }
         let bytes = &mut staging[..(end - start) * row_bytes];
         checkpoint.read(name, start..end, bytes)?;
-        let at = (first * cols + start * row_elements) as u64 * dst.dtype().bytes();
         let count = (end - start) * row_elements;
         match dst.dtype() {
             DType::F32 => put::<4>(dst, at, count, |out| convert(bytes, on_disk, out, f32::to_le_bytes))?,
@@ -196,7 +202,7 @@ fn put<const N: usize>(dst: &mut Tensor, at: u64, count: usize, fill: impl FnOnc
     })
 }
 
-/// Little-endian bf16 or f32 to `out`; bf16 to bf16 and f32 to f32 are exact, f32 to bf16 rounds to nearest even.
+/// Little-endian bf16 or f32 to `out`, the other of the two: bf16 to f32 is exact, f32 to bf16 rounds to nearest even.
 fn convert<const N: usize>(bytes: &[u8], from: DType, out: &mut [[u8; N]], store: impl Fn(f32) -> [u8; N]) {
     if from == DType::Bf16 {
         for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
