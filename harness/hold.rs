@@ -11,13 +11,14 @@ pub(crate) struct Held {
     _name: std::os::unix::net::UnixListener,
 }
 
-/// Holds `dir`, which must be there. An error says that another process of this machine has it.
+/// Holds `dir`, which is made if need be. An error says that another process of this machine has it.
 #[cfg(target_os = "linux")]
 pub(crate) fn hold(dir: &Path) -> Result<Held> {
     use std::hash::{Hash as _, Hasher as _};
     use std::os::linux::net::SocketAddrExt as _;
     use std::os::unix::net::{SocketAddr, UnixListener};
 
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create the folder {}", dir.display()))?;
     let path = dir.canonicalize().with_context(|| format!("cannot open {}", dir.display()))?;
     let mut hash = highwater::num::fnv::Fnv1a::default();
     path.hash(&mut hash);
@@ -30,7 +31,8 @@ pub(crate) fn hold(dir: &Path) -> Result<Held> {
 
 /// Elsewhere nothing is held.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn hold(_: &Path) -> Result<Held> {
+pub(crate) fn hold(dir: &Path) -> Result<Held> {
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create the folder {}", dir.display()))?;
     Ok(Held {})
 }
 
@@ -48,6 +50,8 @@ mod tests {
         hold(other.path()).unwrap();
         drop(held);
         hold(dir.path()).unwrap();
-        assert!(hold(&dir.path().join("none")).is_err());
+        hold(&dir.path().join("new")).unwrap();
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        assert!(format!("{:#}", hold(&dir.path().join("file")).unwrap_err()).contains("cannot create the folder"));
     }
 }

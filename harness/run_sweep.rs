@@ -64,12 +64,13 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     };
     let mut templates: Vec<Row> = groups.iter().zip(&sources).map(begin).collect();
     let mut planned = Planned::of(&groups, &templates, args.run.shard)?;
+    // Before anything in it is looked at or written: the folder of a sweep that runs is its own.
+    let _held = hold(&out)?;
     let going_on = args.run.resume && is_begun(&out)?;
     if !going_on {
         Journal::refuse_earlier(&out)?;
         planned.write(&out)?;
     }
-    let _held = hold(&out)?;
     let (mut journal, taken) = if going_on {
         let policy = Policy { keep_failures: args.run.keep_failures, force: args.run.force };
         let Resumed { journal, taken } = resume(&out, &mut planned, policy)?;

@@ -35,7 +35,7 @@ pub(crate) struct JudgeArgs {
     #[arg(long)]
     pub(crate) force: bool,
     /// Write the table and the findings as Markdown too
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE.md", value_parser = flat(markdown_file))]
     pub(crate) markdown: Option<PathBuf>,
     /// Print one JSON object instead of text
     #[arg(long)]
@@ -182,6 +182,14 @@ pub(crate) fn percent(text: &str) -> Result<f64> {
     Ok(value / 100.0)
 }
 
+/// A file for Markdown: a slip of the hand must not put a table in the place of a record.
+fn markdown_file(text: &str) -> Result<PathBuf> {
+    let path = PathBuf::from(text);
+    let named = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("md"));
+    ensure!(named, "{text} is not a .md file");
+    Ok(path)
+}
+
 fn comparisons(text: &str) -> Result<usize> {
     count(text, 1, 10_000).map(|n| n as usize)
 }
@@ -243,11 +251,11 @@ mod tests {
             "gate a b --baseline main",
             "gate --criterion c --force",
             "gate --self-test 9 --subset",
-            "gate --self-test 9 --markdown m",
+            "gate --self-test 9 --markdown m.md",
         ] {
             assert!(parse(line).unwrap().check().unwrap_err().to_string().contains(" is of ") || line.contains("a b"));
         }
-        for line in ["gate a b --force --subset --markdown m", "gate --criterion c --baseline main --subset"] {
+        for line in ["gate a b --force --subset --markdown m.md", "gate --criterion c --baseline main --subset"] {
             parse(line).unwrap().check().unwrap();
         }
     }

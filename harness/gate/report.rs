@@ -10,6 +10,7 @@ use highwater::error::mib;
 use serde::Serialize;
 
 use crate::failure::{FAILED, Failure, MORE_MEMORY, SLOWER, UNDECIDED};
+use crate::formats::write_whole;
 use crate::gate::edges::Edge;
 use crate::gate::memory::Memory;
 use crate::out::print;
@@ -292,7 +293,7 @@ impl Report {
     /// Prints it and ends as it asks.
     pub(crate) fn end(&self, json: bool, markdown: Option<&Path>) -> Result<(), Failure> {
         if let Some(file) = markdown {
-            std::fs::write(file, self.markdown()).with_context(|| format!("cannot write {}", file.display()))?;
+            write_whole(file, &self.markdown())?;
         }
         print(&if json { self.json()? } else { self.text() })?;
         match self.exit_code() {

@@ -3,6 +3,7 @@
 //! N comparisons of A with B should find nothing, and N of A with S should find it. Bytes are compared beside it: those of A
 //! and B must be equal, and one buffer more must be found and named.
 
+use std::fs::File;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -173,7 +174,10 @@ pub(crate) fn self_test(args: &GateArgs, comparisons: usize) -> Result<(), Failu
     let out = probe.out.clone().unwrap_or_else(|| Path::new("highwater-out").join(&provenance.run));
     std::fs::create_dir_all(&out).with_context(|| format!("cannot create the folder {}", out.display()))?;
     let path = out.join("self-test.csv");
-    let mut csv = csv::Writer::from_path(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    let file = File::create_new(&path);
+    let file =
+        file.with_context(|| format!("cannot create {}; another --out begins a new self-test", path.display()))?;
+    let mut csv = csv::Writer::from_writer(file);
 
     let timed = place.kind != Kind::Plan;
     let repetitions = if timed { asked.repetitions } else { 1 };

@@ -174,7 +174,8 @@ fn read(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, na
         let end = (start + block).min(disk_rows);
         let at = (first * cols + start * row_elements) as u64 * dst.dtype().bytes();
         if same {
-            dst.buffer_mut().write_with(at, (end - start) * row_bytes, |bytes| checkpoint.read(name, start..end, bytes))?;
+            dst.buffer_mut()
+                .write_with(at, (end - start) * row_bytes, |bytes| checkpoint.read(name, start..end, bytes))?;
             start = end;
             continue;
         }

@@ -245,7 +245,12 @@ fn markdown_and_json_hold_what_the_terminal_shows() {
     let markdown = std::fs::read_to_string(&file).unwrap();
     assert!(markdown.contains("| SLOWER |") && markdown.contains("- MORE MEMORY: "), "{markdown}");
     let nowhere = dir.path().join("none/gate.md").display().to_string();
-    holds(&highwater(&["gate", &base, &base, "--markdown", &nowhere]), 1, &["cannot write"]);
+    holds(&highwater(&["gate", &base, &base, "--markdown", &nowhere]), 1, &["none/gate.md"]);
+    // A slip of the hand costs no record.
+    let record = format!("{base}/sweep.jsonl");
+    let before = std::fs::read(&record).unwrap();
+    holds(&highwater(&["gate", &base, &base, "--markdown", &record]), 2, &["is not a .md file"]);
+    assert!(before == std::fs::read(&record).unwrap());
 }
 
 #[test]

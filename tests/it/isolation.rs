@@ -249,6 +249,26 @@ fn two_sweeps_into_one_folder_do_not_mix_their_rows() {
 }
 
 #[test]
+fn of_sweeps_begun_into_one_folder_at_once_one_runs_and_its_plan_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..4 {
+        let out = dir.path().join(round.to_string());
+        let args = |i: usize| {
+            let head = ["sweep", "tiny", "--device", "plan", "--out"].map(String::from);
+            let tail = ["--axis".to_owned(), format!("chunk={}", 16 + i)];
+            head.into_iter().chain([out.display().to_string()]).chain(tail).collect::<Vec<_>>()
+        };
+        let start = |i| Command::new(BIN).args(args(i)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut begun: Vec<Child> = (0..6).map(start).collect();
+        let won: Vec<usize> = (0..6).filter(|i| begun[*i].wait().unwrap().success()).collect();
+        let &[winner] = &won[..] else { panic!("{won:?} of one folder succeeded") };
+        let again = run(&args(winner).iter().map(String::as_str).chain(["--resume"]).collect::<Vec<_>>());
+        assert_eq!(code(&again), 0, "{}", text(&again));
+        assert!(rows(&out).iter().all(|row| row["cached"] == true && row["chunk"] == 16 + winner));
+    }
+}
+
+#[test]
 fn a_sweep_killed_before_its_first_row_or_not_begun_starts_anew_with_resume() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");
