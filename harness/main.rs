@@ -50,6 +50,7 @@ mod measure;
 mod merge;
 mod nvml;
 mod once;
+mod orphan;
 mod out;
 mod owners;
 mod pass;

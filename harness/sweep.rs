@@ -10,6 +10,7 @@ use highwater::error::Error;
 
 use crate::axis::Cell;
 use crate::journal::Journal;
+use crate::orphan::refuse_orphan;
 use crate::progress::Progress;
 use crate::provenance::rfc3339_utc;
 use crate::record::Row;
@@ -74,6 +75,7 @@ pub(crate) fn run_cells(
             row
         });
         if fresh {
+            refuse_orphan()?;
             match not_fitting.iter().find(|smaller| skip_dominated && cell.dominates(smaller)) {
                 Some(smaller) => {
                     let detail = format!("not tried: {smaller} did not fit, and this cell is no smaller on any axis");

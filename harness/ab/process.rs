@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::orphan::tie;
+
 /// What is kept of the end of a process's stderr.
 const TAIL_BYTES: usize = 2000;
 /// How long stderr is waited for once the process is gone; one of its own children may still hold it.
@@ -47,15 +49,11 @@ impl Side {
         if folder.exists() {
             bail!("{} is there already; give another --out, or move that one away", folder.display());
         }
-        let mut child = Command::new(&self.program)
-            .args(&self.words)
-            .arg("--out")
-            .arg(folder)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("{} cannot be started", whose()))?;
+        let mut command = Command::new(&self.program);
+        command.args(&self.words).arg("--out").arg(folder);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        tie(&mut command);
+        let mut child = command.spawn().with_context(|| format!("{} cannot be started", whose()))?;
         let tail = tail_of(&mut child);
         let status = wait(&mut child, self.timeout).with_context(whose)?;
         let said = || {
@@ -64,6 +62,9 @@ impl Side {
             if said.is_empty() { "it said nothing".to_owned() } else { format!("it said: {said}") }
         };
         match status {
+            Some(status) if status.success() && !folder.is_dir() => {
+                bail!("{} ended well and wrote no {}: it is no highwater", whose(), folder.display())
+            }
             Some(status) if status.success() => Ok(()),
             Some(status) => bail!("{} ended with {status}; {}", whose(), said()),
             None => bail!("{} did not end in {} s and was killed; {}", whose(), self.timeout.as_secs(), said()),
@@ -118,7 +119,9 @@ mod tests {
     #[test]
     fn each_way_to_fail_is_told_apart() {
         let long = Duration::from_secs(60);
-        run("exit 0", long).unwrap();
+        run("mkdir $1", long).unwrap();
+        let other = run("exit 0", long).unwrap_err().to_string();
+        assert!(other.contains("the candidate (/bin/sh) ended well and wrote no"), "{other}");
         let failed = run("echo 'first'; echo 'second line' >&2; exit 7", long).unwrap_err().to_string();
         assert!(failed.contains("the candidate (/bin/sh) ended with exit status: 7; it said: second line"), "{failed}");
         let begun = Instant::now();

@@ -1,6 +1,7 @@
 //! Two runs, cell by cell: which cells are the same, whether they may be compared, and what became of each.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
 
 use crate::failure::{FAILED, Failure, UNDECIDED};
 use crate::gate::cli::JudgeArgs;
@@ -276,38 +277,45 @@ impl Judged<'_> {
         for (row, whose) in [(*base, "baseline"), (*candidate, "candidate")] {
             if let Some(why) = unfit(row) {
                 let text = format!("times are not compared: the {whose} {why}");
-                let next = self.next(whose == "baseline", None);
+                let next = self.next(whose == "baseline", 0, None);
                 report.find(Kind::Inconclusive, Some(name), text, next);
                 return;
             }
         }
-        for metric in METRICS {
+        for (at, metric) in METRICS.into_iter().enumerate() {
             let (before, after) = (samples(base, metric), samples(candidate, metric));
             if before.is_empty() && after.is_empty() {
                 continue;
             }
             match Comparison::of(&before, &after, Rule::of_steps(self.terms.threshold), SEED) {
                 Ok(comparison) => report.compare(name, metric, "ms", comparison, |comparison| {
-                    self.next(rather_the_baseline(&before, &after), Some(comparison))
+                    self.next(rather_the_baseline(&before, &after), at, Some(comparison))
                 }),
                 Err(why) => {
-                    let next = self.next(before.is_empty(), None);
+                    let next = self.next(before.is_empty(), at, None);
                     report.find(Kind::Inconclusive, Some(name), format!("{metric}: {why}"), next);
                 }
             }
         }
     }
 
-    /// The command that measures the cell again, in the baseline or the candidate, and the one that compares then.
-    fn next(&self, baseline: bool, comparison: Option<&Comparison>) -> Option<String> {
+    /// The command that measures the cell again, in the baseline or the candidate, and the one that compares then; which
+    /// program that takes, where the two had different ones. Each metric's command has a folder of its own.
+    fn next(&self, baseline: bool, metric: usize, comparison: Option<&Comparison>) -> Option<String> {
         let (row, run) = if baseline { (self.pair.base, self.base) } else { (self.pair.candidate, self.candidate) };
-        let folder = next::fresh(&run.path, self.number);
+        let folder = next::fresh(&run.path, METRICS.len() * (self.number - 1) + metric + 1);
         let sweep = next::sweep(row, &folder, comparison)?;
         let (from, to) = (self.base.path.display().to_string(), self.candidate.path.display().to_string());
         let again = folder.display().to_string();
         let (from, to) = if baseline { (again, to) } else { (from, again) };
         let words = ["highwater", "gate", from.as_str(), to.as_str(), "--subset"].map(str::to_owned);
-        Some(format!("{sweep} && {}", command_line(words.into_iter())))
+        let mut text = format!("{sweep} && {}", command_line(words.into_iter()));
+        if self.pair.base.binary_hash != self.pair.candidate.binary_hash {
+            let whose = if baseline { "baseline" } else { "candidate" };
+            let hash = row.binary_hash.as_deref().unwrap_or("of no known hash");
+            let _ = write!(text, " # the sweep by the program of the {whose}, {hash}");
+        }
+        Some(text)
     }
 }
 

@@ -155,9 +155,21 @@ fn few_samples_ask_for_the_run_that_lacks_them() {
         report.findings[0].next.clone().unwrap()
     };
     let cell = "highwater sweep tiny --axis chunk=64 --axis batch=1 --axis depth=0 --repetitions 60 --cell-seconds 50 --out \
-                run-again-1";
-    assert_eq!(next(&row(64), &few), format!("{cell} && highwater gate run run-again-1 --subset"));
-    assert_eq!(next(&few, &row(64)), format!("{cell} && highwater gate run-again-1 run --subset"));
+                run-again-2";
+    assert_eq!(next(&row(64), &few), format!("{cell} && highwater gate run run-again-2 --subset"));
+    assert_eq!(next(&few, &row(64)), format!("{cell} && highwater gate run-again-2 run --subset"));
+    // Another build cannot measure the baseline again; and each metric's command has its own folder.
+    let old = Row { binary_hash: Some("fnv1a64:01".into()), prefill_samples_ms: vec![10.0; 3], ..few };
+    let report = judge(vec![old], vec![row(64)], TERMS);
+    let said: Vec<&str> = report.findings.iter().filter_map(|finding| finding.next.as_deref()).collect();
+    assert!(
+        said.len() == 2 && said[0].contains("--out run-again-1") && said[1].contains("--out run-again-2"),
+        "{said:?}"
+    );
+    assert!(
+        said.iter().all(|next| next.ends_with(" # the sweep by the program of the baseline, fnv1a64:01")),
+        "{said:?}"
+    );
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn programs_that_fail_hang_or_babble_are_errors_that_say_so() {
     for (name, body, words) in [
         ("fails", "echo no such card >&2; exit 9", "ended with exit status: 9; it said: no such card"),
         ("hangs", "exec sleep 600", "did not end in 2 s and was killed"),
-        ("silent", "exit 0", "is no sweep's"),
+        ("silent", "exit 0", "ended well and wrote no"),
         ("babbles", "mkdir -p $out && head -c 100000 /dev/urandom > $out/sweep.jsonl", "sweep.jsonl"),
         ("stops", "mkdir -p $out && : > $out/sweep.jsonl", "holds no rows"),
         ("lies", "mkdir -p $out && echo '{\"schema\":99}' > $out/sweep.jsonl", "schema 99"),

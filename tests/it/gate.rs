@@ -150,7 +150,7 @@ fn what_is_inconclusive_says_the_next_command_and_exits_5_only_when_strict() {
     let next = ran.out.lines().find_map(|line| line.trim().strip_prefix("next: ")).unwrap();
     let again = "highwater sweep qwen3.6-27b@fp8-channel";
     assert!(next.starts_with(again) && next.contains("--axis batch=1 ") && next.contains("--cell-seconds"), "{next}");
-    assert!(next.contains("candidate-again-1 && highwater gate ") && next.ends_with("--subset"), "{next}");
+    assert!(next.contains("candidate-again-2 && highwater gate ") && next.ends_with("--subset"), "{next}");
     holds(&gate(few, &["--strict"]), 5, &["exit 5"]);
     let dirty = |rows: &mut Vec<Value>| rows[0]["dirty"] = json!("thermal throttling");
     holds(&gate(dirty, &["--strict"]), 5, &["the candidate is dirty (thermal throttling)"]);

@@ -156,9 +156,7 @@ impl Slow {
 
     /// The processes that it started.
     fn children(&self) -> Vec<u32> {
-        let path = format!("/proc/{0}/task/{0}/children", self.child.id());
-        let text = std::fs::read_to_string(path).unwrap();
-        text.split_whitespace().map(|id| id.parse().unwrap()).collect()
+        children(self.child.id())
     }
 
     /// By signal 9.
@@ -166,6 +164,11 @@ impl Slow {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
+}
+
+fn children(process: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
+    text.split_whitespace().map(|id| id.parse().unwrap()).collect()
 }
 
 fn is_running(process: u32) -> bool {
@@ -246,6 +249,23 @@ fn two_sweeps_into_one_folder_do_not_mix_their_rows() {
     assert!(slow.child.wait().unwrap().success());
     assert_eq!(cells(&out).len(), Slow::CELLS);
     assert!(rows(&out).iter().all(|row| row["cached"] == false));
+}
+
+#[test]
+fn a_comparison_s_run_ends_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("ab");
+    let mut command = Command::new(BIN);
+    command.args(["ab", "--base", BIN, "--cand", BIN, "--out"]).arg(&out).arg("--");
+    let sweep = Slow::args(Path::new("")).into_iter().filter(|word| word != "--out" && !word.is_empty());
+    let child = command.args(sweep).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut slow = Slow { child, out: out.join("0001-base") };
+    slow.wait_for(1);
+    let run = slow.children();
+    assert_eq!(run.len(), 1);
+    slow.kill();
+    assert!(gone_within(run[0], Duration::from_secs(60)));
+    assert!(cells(&slow.out).len() < Slow::CELLS, "it ran to its own end");
 }
 
 #[test]
