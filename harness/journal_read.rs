@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::record::{OLDEST_SCHEMA, Row, SCHEMA};
+use crate::status::Status;
 
 /// Longest line read back: far above any row, and a bound on what a broken file makes us hold.
 const MAX_LINE_BYTES: u64 = 64 << 20;
@@ -41,7 +42,7 @@ pub(crate) fn read_jsonl(path: &Path) -> Result<Rows> {
             continue;
         }
         let row: Row = serde_json::from_slice(&line).with_context(at)?;
-        check_schema(&row).with_context(at)?;
+        check(&row).with_context(at)?;
         read.rows.push(row);
     }
     Ok(read)
@@ -61,17 +62,21 @@ pub(crate) fn read_csv(path: &Path) -> Result<Vec<Row>> {
     for row in reader.deserialize() {
         let at = || format!("{} row {}", path.display(), rows.len() + 1);
         let row: Row = row.with_context(at)?;
-        check_schema(&row).with_context(at)?;
+        check(&row).with_context(at)?;
         rows.push(row);
     }
     Ok(rows)
 }
 
-fn check_schema(row: &Row) -> Result<()> {
+/// An error for a row that this build cannot read, or that contradicts itself: nothing is to be concluded from it.
+fn check(row: &Row) -> Result<()> {
     ensure!(
         (OLDEST_SCHEMA..=SCHEMA).contains(&row.schema),
         "the row has schema {} and this build reads schemas {OLDEST_SCHEMA} to {SCHEMA}",
         row.schema
     );
+    if row.status == Status::Ok {
+        row.verify().map_err(|contradiction| anyhow!("the row contradicts itself: {contradiction}"))?;
+    }
     Ok(())
 }

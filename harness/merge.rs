@@ -1,15 +1,16 @@
 //! `merge`: the shards of one sweep made one folder again, in the order of the plan.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::failure::Failure;
+use crate::hold::hold;
 use crate::journal::Journal;
 use crate::journal_read::read_jsonl;
 use crate::out::{note, print};
-use crate::planned::{FILE, Planned, environments_differ};
+use crate::planned::{FILE, Planned, PlannedCell, environments_differ};
 use crate::record::Row;
 use crate::run_args::MergeArgs;
 use crate::sweep::failures;
@@ -52,6 +53,7 @@ pub(crate) fn merge(args: &MergeArgs) -> Result<(), Failure> {
             ordered.push(row);
         }
     }
+    let _held = hold(&args.out)?;
     Journal::refuse_earlier(&args.out)?;
     whole.write(&args.out)?;
     Journal::replace(&args.out, &ordered)?;
@@ -80,7 +82,7 @@ fn of_one_sweep(args: &MergeArgs, plans: &[Planned]) -> Result<()> {
 fn joined(args: &MergeArgs, whole: &Planned) -> Result<BTreeMap<String, Row>> {
     let mut rows: BTreeMap<String, (Row, &Path)> = BTreeMap::new();
     let mut first: Option<(Row, &Path)> = None;
-    let known: HashSet<&str> = whole.cells.iter().map(|cell| cell.cell.as_str()).collect();
+    let known: HashMap<&str, &PlannedCell> = whole.cells.iter().map(|cell| (cell.cell.as_str(), cell)).collect();
     for dir in &args.dirs {
         let path = dir.join("sweep.jsonl");
         let read = read_jsonl(&path)?;
@@ -89,11 +91,10 @@ fn joined(args: &MergeArgs, whole: &Planned) -> Result<BTreeMap<String, Row>> {
         }
         for row in read.rows {
             let id = row.cell.clone().with_context(|| format!("{}: a row names no cell", path.display()))?;
-            ensure!(
-                known.contains(id.as_str()),
-                "{}: the row of cell {id} is of no cell that {FILE} plans",
-                path.display()
-            );
+            let Some(cell) = known.get(id.as_str()) else {
+                bail!("{}: the row of cell {id} is of no cell that {FILE} plans", path.display());
+            };
+            cell.holds(&row).with_context(|| path.display().to_string())?;
             let (like, of) = first.get_or_insert_with(|| (row.clone(), dir));
             let differ = environments_differ(like, &row)?;
             ensure!(

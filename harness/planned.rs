@@ -17,6 +17,7 @@ use crate::journal_read::open;
 use crate::record::Row;
 use crate::shard::{Shard, split};
 use crate::sweep::Job;
+use crate::workload::Kind;
 use highwater::num::fnv::Fnv1a;
 
 /// The file's name.
@@ -79,6 +80,18 @@ pub(crate) struct PlannedCell {
     pub(crate) name: String,
     /// The part of the sweep that runs it, from 1; null where there are no parts.
     pub(crate) part: Option<usize>,
+}
+
+impl PlannedCell {
+    /// An error where `row`, which names this cell, is of other work.
+    pub(crate) fn holds(&self, row: &Row) -> Result<()> {
+        let Row { model, card, chunk, batch, depth, .. } = row;
+        let workload = row.workload.as_deref().filter(|workload| *workload != Kind::Fixed.name());
+        let what = workload.map_or(String::new(), |workload| format!("{workload} "));
+        let said = format!("{model} {card} {what}chunk {chunk} batch {batch} depth {depth}");
+        ensure!(said == self.name, "the row of cell {} is of {said}, and {FILE} plans {} there", self.cell, self.name);
+        Ok(())
+    }
 }
 
 impl Planned {

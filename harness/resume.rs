@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::journal::Journal;
 use crate::journal_read::read_jsonl;
 use crate::out::note;
-use crate::planned::{FILE, Planned, environments_differ};
+use crate::planned::{FILE, Planned, PlannedCell, environments_differ};
 use crate::record::Row;
 
 /// What a sweep goes on from.
@@ -93,8 +93,7 @@ fn keep(path: &Path) -> Result<()> {
 /// The rows that stand, by the cell of the new plan that they answer. Where a forced plan takes the row of a cell that was
 /// measured otherwise, the plan has that cell's own hash: a row is never said to be what it is not.
 fn take(rows: Vec<Row>, old: &Planned, planned: &mut Planned, policy: Policy) -> Result<BTreeMap<String, Row>> {
-    let old_configs: HashMap<&str, &str> =
-        old.cells.iter().map(|cell| (cell.cell.as_str(), cell.config.as_str())).collect();
+    let of_old: HashMap<&str, &PlannedCell> = old.cells.iter().map(|cell| (cell.cell.as_str(), cell)).collect();
     let ids: HashMap<String, usize> =
         planned.cells.iter().enumerate().map(|(at, cell)| (cell.cell.clone(), at)).collect();
     let configs: HashMap<String, usize> =
@@ -103,13 +102,14 @@ fn take(rows: Vec<Row>, old: &Planned, planned: &mut Planned, policy: Policy) ->
     for mut row in rows {
         // Rows without a cell are no part of the grid: plans of the usual models, which are made anew.
         let Some(id) = row.cell.clone() else { continue };
-        let Some(config) = old_configs.get(id.as_str()) else {
+        let Some(cell) = of_old.get(id.as_str()) else {
             bail!("the row of cell {id} is of no cell that {FILE} plans");
         };
+        cell.holds(&row)?;
         if row.status.is_failure() && !policy.keep_failures {
             continue;
         }
-        let at = ids.get(&id).or_else(|| configs.get(*config).filter(|_| policy.force));
+        let at = ids.get(&id).or_else(|| configs.get(&cell.config).filter(|_| policy.force));
         let Some(at) = at else { continue };
         row.cached = Some(true);
         planned.cells[*at].cell.clone_from(&id);

@@ -213,7 +213,7 @@ fn usage_is_2_and_what_cannot_be_read_is_1_and_says_where() {
     std::fs::write(&noise, b"\x00\xff{]\n").unwrap();
     let noise = noise.display().to_string();
     for (path, words) in [
-        (&broken, "row 2: the row contradicts itself"),
+        (&broken, "the row contradicts itself: resident "),
         (&empty, "holds no rows"),
         (&none, "none"),
         (&bare, "holds no sweep.jsonl and no sweep.csv"),

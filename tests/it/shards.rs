@@ -195,8 +195,13 @@ fn what_is_not_of_one_sweep_is_not_joined_and_each_difference_is_named() {
     }
     let lines = std::fs::read_to_string(copy.join("sweep.jsonl")).unwrap();
     let edit = |from: &str, to: &str| std::fs::write(copy.join("sweep.jsonl"), lines.replacen(from, to, 1)).unwrap();
-    edit("\"free_bytes\":", "\"free_bytes\":1");
+    edit("\"time\":\"", "\"time\":\"1");
     refuses(&["1", "again", "2", "3"], "different rows of cell");
+    // What cannot be true.
+    edit("\"free_bytes\":", "\"free_bytes\":1");
+    refuses(&["again", "2", "3"], "the row contradicts itself: resident ");
+    edit("\"chunk\":", "\"chunk\":9");
+    refuses(&["again", "2", "3"], "and sweep.plan.json plans tiny host chunk");
     // Provenance, row by row.
     let hash = rows(dir.path().join("1"))[0]["binary_hash"].as_str().unwrap().to_owned();
     for (from, to, words) in [
