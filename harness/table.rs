@@ -152,6 +152,8 @@ const SWEEP_TERMS: &[&str] =
 /// One line per cell: where it is, how it ended, its bytes, its speed. Columns without a value are left out.
 pub(crate) fn sweep_table(rows: &[Row]) -> Table {
     use Align::{Left, Right};
+    // The usual workload goes without saying where there is no other.
+    let workloads = rows.iter().any(|row| row.workload.as_ref().is_some_and(|name| name != "fixed"));
     let mut table = Table::new(&[
         ("model", Left),
         ("device", Left),
@@ -182,7 +184,7 @@ pub(crate) fn sweep_table(rows: &[Row]) -> Table {
             row.device.clone(),
             row.card.clone(),
             or_null(Some(&row.kv_dtype).filter(|kv| **kv != row.dtype), Clone::clone),
-            or_null(row.workload.as_ref().filter(|name| *name != "fixed"), Clone::clone),
+            or_null(row.workload.as_ref().filter(|_| workloads), Clone::clone),
             row.chunk.to_string(),
             row.batch.to_string(),
             row.depth.to_string(),
@@ -295,6 +297,21 @@ mod tests {
         assert!(line.contains("weights 17.00 GiB"), "{text}");
         let plans = sweep_table(&[oom]).text();
         assert!(!plans.contains("TPOT"), "a column without a value is left out: {plans}");
+    }
+
+    #[test]
+    fn the_usual_workload_is_named_beside_another_and_goes_without_saying_alone() {
+        let of = |name: &str| Row { workload: Some(name.into()), ..ok_row(512, 1, 64 << 20) };
+        let alone = sweep_table(&[of("fixed"), of("fixed")]).text();
+        assert!(!alone.contains("workload") && !alone.contains("fixed"), "{alone}");
+        let both = sweep_table(&[of("fixed"), of("ladder")]);
+        for (at, workload) in ["workload", "fixed", "ladder"].into_iter().enumerate() {
+            let (text, markdown) = (both.text(), both.markdown());
+            assert!(text.lines().nth(at).unwrap().contains(&format!(" {workload} ")), "{text}");
+            // The rule under Markdown's header is a line of its own.
+            let line = markdown.lines().nth(if at == 0 { 0 } else { at + 1 }).unwrap();
+            assert!(line.contains(&format!("| {workload} |")), "{markdown}");
+        }
     }
 
     #[test]
