@@ -31,12 +31,13 @@ use self::shapes::{Scale, Shape};
 use self::time::{Timing, Watch};
 use self::work::{Checked, Work};
 use crate::cli::{BenchArgs, DeviceChoice, Peer};
+use crate::definitions;
 use crate::doctor;
 use crate::failure::Failure;
 use crate::nvml::Management;
 use crate::out;
 use crate::progress::Progress;
-use crate::provenance::Provenance;
+use crate::provenance::{CardFacts, Provenance};
 
 /// The most that operands and results take on a card.
 const CARD_SLAB_BYTES: u64 = 24 << 30;
@@ -60,6 +61,12 @@ us: median time of one call, each sample the mean of a group of calls, by CUDA e
 GB/s, TFLOP/s: the least bytes and operations such a call can do, over its time; cold operands unless --warm.
 % of ceiling: the time of reading as many bytes, or of the arithmetic at cuBLASLt's rate of 8192^3, whichever is longer,
     over the kernel's; both measured in this process. checked: whether some rows agree with the CPU arm.
+";
+
+/// What is said beside the file alone: of columns that the table does not have.
+const FILE_LEGEND: &str = "\
+method: version of the way kernels are timed. 1: groups of calls as above, as many as fit --cap.
+ecc, power_limit_w, clocks, power, temperature, throttled: of the card, right after the row was measured.
 ";
 
 /// Where kernels are timed, and where they are checked.
@@ -108,8 +115,10 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
         let labels: Vec<String> = items.iter().map(|item| item.label() + "\n").collect();
         return Ok(out::print(&labels.concat())?);
     }
-    let file = args.out.as_deref().map(|dir| File::create(dir, bench.device.spec().name)).transpose()?;
+    let file =
+        args.out.as_deref().map(|dir| File::create(dir, bench.device.spec().name, &definitions())).transpose()?;
     let (provenance, management) = (Provenance::gather(), Management::open().ok());
+    let facts = bench.card.as_ref().map(|card| CardFacts::gather(card.ordinal)).unwrap_or_default();
     let driver = doctor::driver_version(management.as_ref());
     let progress = Progress::rows(items.len() as u64);
     let mut ceilings = Ceilings::default();
@@ -131,7 +140,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
             }
         }
         let moment = bench.card.as_ref().zip(management.as_ref()).and_then(|(card, nvml)| nvml.moment(&card.uuid));
-        row.stamp(&provenance, moment);
+        row.stamp(&provenance, &facts, moment);
         rows.push(row);
         if let Some(file) = &file {
             file.write(&rows)?;
@@ -148,6 +157,11 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
     } else {
         Err(anyhow!("{} of {} rows failed:\n{}", failed.len(), rows.len(), failed.join("\n")).into())
     }
+}
+
+/// What the columns of the file mean.
+fn definitions() -> String {
+    format!("{LEGEND}{FILE_LEGEND}{}", definitions::of_terms(&["build"]))
 }
 
 /// The items of the kernels that are named, with the filter's words in their labels.
@@ -355,7 +369,6 @@ impl Bench {
             card: spec.name.into(),
             arch: spec.arch.to_string(),
             device: self.device_name(),
-            uuid: self.card.as_ref().map(|card| card.uuid.clone()),
             ..Row::default()
         };
         match item {
@@ -413,6 +426,7 @@ mod tests {
             memory_clock_khz: 3_201_000,
             bus_bits: 6144,
             uuid: String::new(),
+            pci: String::new(),
         });
         let plan = Device::plan(spec, PLAN_SLAB_BYTES);
         Bench {

@@ -214,6 +214,13 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
                a bound, never a prediction",
     },
     Definition {
+        term: "build",
+        columns: &["rustc", "cargo_flags", "nvrtc", "nvrtc_options"],
+        text: "the compiler of the program and what cargo gave it (lto and codegen-units where the environment or Cargo.toml set \
+               them); on a card the compiler of its kernels and what it is given for each, beside a kernel's own -D values, and \
+               --fmad=false where its results are to be the CPU arm's bits",
+    },
+    Definition {
         term: "RAM",
         columns: &["ram_bytes"],
         text: "memory this process may use: the machine's, or its control group's limit",

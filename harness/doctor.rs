@@ -163,7 +163,7 @@ fn text(report: &Report) -> String {
     for CardNow { card, now } in &report.cards {
         let _ = writeln!(
             text,
-            "  cuda:{}  {}, {} (capability {}.{}), {} SMs, {}, L2 {}, SM {} MHz, memory {} MHz, {}",
+            "  cuda:{}  {}, {} (capability {}.{}), {} SMs, {}, L2 {}, SM {} MHz, memory {} MHz, {}, PCI {}",
             card.ordinal,
             card.name,
             card.arch.map_or("no kernels".to_owned(), |arch| arch.to_string()),
@@ -175,6 +175,7 @@ fn text(report: &Report) -> String {
             card.clock_khz / 1000,
             card.memory_clock_khz / 1000,
             card.uuid,
+            card.pci,
         );
         let _ = writeln!(text, "          now: {}", now.as_ref().map_or("unknown".to_owned(), Moment::text));
     }
@@ -218,6 +219,7 @@ mod tests {
             memory_clock_khz: 3_201_000,
             bus_bits: 6144,
             uuid: "0123456789abcdef0123456789abcdef".into(),
+            pci: "0000:1B:00.0".into(),
         };
         CardNow { card, now: None }
     }

@@ -80,3 +80,43 @@ fn check(row: &Row) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_earlier_builds_are_read_with_nulls_for_what_they_do_not_say() {
+        let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/h200");
+        let mut read = 0;
+        for folder in std::fs::read_dir(results).unwrap().map(|entry| entry.unwrap().path()) {
+            if !folder.join("sweep.jsonl").exists() {
+                continue;
+            }
+            let (lines, table) = (folder.join("sweep.jsonl"), folder.join("sweep.csv"));
+            let header = csv::Reader::from_path(&table).unwrap().headers().unwrap().clone();
+            let rows = read_jsonl(&lines).unwrap().rows;
+            for row in rows.iter().chain(&read_csv(&table).unwrap()) {
+                let said = [&row.rustc, &row.cargo_flags, &row.nvrtc, &row.nvrtc_options, &row.gpu_pci];
+                let names = ["rustc", "cargo_flags", "nvrtc", "nvrtc_options", "gpu_pci"];
+                for (name, value) in names.into_iter().zip(said) {
+                    let has = header.iter().any(|column| column == name);
+                    assert!(has || value.is_none(), "{}: {name}", folder.display());
+                }
+                read += 1;
+            }
+        }
+        assert!(read > 20, "{read} rows of results/h200");
+    }
+
+    #[test]
+    fn a_later_build_s_columns_are_no_hindrance() {
+        let dir = tempfile::tempdir().unwrap();
+        let (lines, table) = (dir.path().join("a.jsonl"), dir.path().join("a.csv"));
+        std::fs::write(&lines, format!("{{\"schema\":{SCHEMA},\"rustc\":\"1.95.0\",\"later\":[1]}}\n")).unwrap();
+        std::fs::write(&table, format!("schema,rustc,later\n{SCHEMA},1.95.0,x\n")).unwrap();
+        for rows in [read_jsonl(&lines).unwrap().rows, read_csv(&table).unwrap()] {
+            assert_eq!((rows.len(), rows[0].rustc.as_deref(), &rows[0].nvrtc), (1, Some("1.95.0"), &None));
+        }
+    }
+}

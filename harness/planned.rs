@@ -26,8 +26,20 @@ pub(crate) const FILE: &str = "sweep.plan.json";
 const MAX_BYTES: u64 = 256 << 20;
 
 /// Columns in which all rows of a sweep must agree to be one run: who measured, and how.
-const ENVIRONMENT: [&str; 8] =
-    ["schema", "method", "binary_hash", "profile", "driver", "cuda", "gpu", "gpu_power_limit_w"];
+const ENVIRONMENT: [&str; 12] = [
+    "schema",
+    "method",
+    "binary_hash",
+    "profile",
+    "rustc",
+    "cargo_flags",
+    "nvrtc",
+    "nvrtc_options",
+    "driver",
+    "cuda",
+    "gpu",
+    "gpu_power_limit_w",
+];
 /// The same where a processor computes; a plan is the same on any.
 const PROCESSOR: [&str; 2] = ["cpu", "cores"];
 /// Columns that say what all cells of a group are.
@@ -330,6 +342,10 @@ mod tests {
             ("method", |row| row.method += 1),
             ("schema", |row| row.schema += 1),
             ("gpu", |row| row.gpu = Some("another".into())),
+            ("rustc", |row| row.rustc = Some("1.0.0".into())),
+            ("cargo_flags", |row| row.cargo_flags = Some("--release".into())),
+            ("nvrtc", |row| row.nvrtc = Some("12.9".into())),
+            ("nvrtc_options", |row| row.nvrtc_options = Some("-G".into())),
             ("weights_source", |row| row.weights_source = Some("headers:1".into())),
         ] {
             assert!(with(LINE, change).starts_with(&format!("{column}: ")), "{column}");
@@ -354,6 +370,19 @@ mod tests {
         assert_eq!(plan(LINE, |row| row.cpu = None).0.cells, planned.cells);
         let cpu = LINE.replace("plan", "cpu");
         assert_ne!(plan(&cpu, |row| row.cpu = None).0.cells, plan(&cpu, |_| {}).0.cells);
+    }
+
+    #[test]
+    fn rows_of_two_compilers_are_not_of_one_run_and_a_null_goes_with_any() {
+        let row = Row { rustc: Some("1.95.0".into()), nvrtc: Some("13.0".into()), ..Row::default() };
+        let differ = |change: fn(&mut Row)| {
+            let mut other = row.clone();
+            change(&mut other);
+            environments_differ(&row, &other).unwrap().join("; ")
+        };
+        assert_eq!(differ(|other| other.rustc = Some("1.88.0".into())), "rustc: 1.95.0 and 1.88.0");
+        assert_eq!(differ(|other| other.nvrtc = Some("13.1".into())), "nvrtc: 13.0 and 13.1");
+        assert_eq!(differ(|other| (other.rustc, other.nvrtc) = (None, None)), "");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use highwater::device::DeviceSpec;
-use highwater::device::cuda::info;
+use highwater::device::cuda::{info, nvrtc};
 use highwater::num::fnv::Fnv1a;
 
 use crate::nvml::Management;
@@ -38,6 +38,10 @@ pub(crate) struct Provenance {
     pub(crate) os: Option<String>,
     /// `release` or `debug`.
     pub(crate) profile: String,
+    /// The compiler that built this program.
+    pub(crate) rustc: Option<String>,
+    /// What cargo built it with, as the build script was told.
+    pub(crate) cargo_flags: String,
 }
 
 impl Provenance {
@@ -56,13 +60,28 @@ impl Provenance {
             ram_bytes: DeviceSpec::host_memory(),
             os: os(),
             profile: if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned(),
+            rustc: Some(env!("HIGHWATER_RUSTC").to_owned()).filter(|version| !version.is_empty()),
+            cargo_flags: env!("HIGHWATER_CARGO_FLAGS").to_owned(),
         }
     }
 
     /// Writes the shared columns into `row`.
     pub(crate) fn stamp(&self, row: &mut Row) {
-        let Provenance { run, version, git_sha, git_dirty, binary_hash, argv, cpu, cores, ram_bytes, os, profile } =
-            self.clone();
+        let Provenance {
+            run,
+            version,
+            git_sha,
+            git_dirty,
+            binary_hash,
+            argv,
+            cpu,
+            cores,
+            ram_bytes,
+            os,
+            profile,
+            rustc,
+            cargo_flags,
+        } = self.clone();
         row.schema = crate::record::SCHEMA;
         row.method = crate::record::METHOD;
         row.run = run;
@@ -76,24 +95,32 @@ impl Provenance {
         row.ram_bytes = ram_bytes;
         row.os = os;
         row.profile = profile;
+        row.rustc = rustc;
+        row.cargo_flags = Some(cargo_flags);
     }
 }
 
-/// What a driver says of a card: who it is and how it is set. What cannot be asked is null.
+/// What a driver says of a card, who it is and how it is set, and what compiles its kernels. What cannot be asked is null.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct CardFacts {
     /// The driver's version, as 580.95.05.
-    driver: Option<String>,
-    /// The version of CUDA it speaks, as it counts: 13000 for 13.0.
-    cuda: Option<i32>,
+    pub(crate) driver: Option<String>,
+    /// The version of CUDA it speaks, as 13.0.
+    pub(crate) cuda: Option<String>,
     /// The card's own name.
-    gpu: Option<String>,
+    pub(crate) gpu: Option<String>,
     /// Its own number.
-    uuid: Option<String>,
+    pub(crate) uuid: Option<String>,
+    /// Where it is on the PCI bus.
+    pub(crate) pci: Option<String>,
     /// Whether its memory corrects errors.
-    ecc: Option<bool>,
+    pub(crate) ecc: Option<bool>,
     /// Its power limit, W.
-    power_limit_w: Option<f64>,
+    pub(crate) power_limit_w: Option<f64>,
+    /// The version of the compiler of kernels, as 13.0.
+    pub(crate) nvrtc: Option<String>,
+    /// What it compiles every kernel with.
+    pub(crate) nvrtc_options: Option<String>,
 }
 
 impl CardFacts {
@@ -102,25 +129,34 @@ impl CardFacts {
         let card = info::card(ordinal).ok();
         let management = Management::open().ok();
         let now = management.as_ref().zip(card.as_ref()).and_then(|(management, card)| management.moment(&card.uuid));
+        let dotted = |(major, minor): (i32, i32)| format!("{major}.{minor}");
+        let nvrtc = Some(nvrtc::version()).filter(|version| *version != (0, 0)).map(dotted);
+        let arch = card.as_ref().and_then(|card| card.arch).filter(|_| nvrtc.is_some());
         CardFacts {
             driver: management.and_then(|management| management.driver()),
-            cuda: info::driver_version().ok(),
+            cuda: info::driver_version().ok().map(|version| dotted((version / 1000, version % 1000 / 10))),
             gpu: card.as_ref().map(|card| card.name.clone()),
+            pci: card.as_ref().map(|card| card.pci.clone()),
             uuid: card.map(|card| card.uuid),
             ecc: now.as_ref().and_then(|now| now.ecc),
             power_limit_w: now.and_then(|now| now.power_limit_w),
+            nvrtc_options: arch.map(|arch| nvrtc::options(arch).join(" ")),
+            nvrtc,
         }
     }
 
     /// Writes the columns of the card into `row`.
     pub(crate) fn stamp(&self, row: &mut Row) {
-        let CardFacts { driver, cuda, gpu, uuid, ecc, power_limit_w } = self.clone();
+        let CardFacts { driver, cuda, gpu, uuid, pci, ecc, power_limit_w, nvrtc, nvrtc_options } = self.clone();
         row.driver = driver;
-        row.cuda = cuda.map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
+        row.cuda = cuda;
         row.gpu = gpu;
         row.gpu_uuid = uuid;
+        row.gpu_pci = pci;
         row.gpu_ecc = ecc;
         row.gpu_power_limit_w = power_limit_w;
+        row.nvrtc = nvrtc;
+        row.nvrtc_options = nvrtc_options;
     }
 }
 
@@ -231,6 +267,7 @@ fn read(path: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use highwater::device::Arch;
     use std::time::Duration;
 
     #[test]
@@ -271,17 +308,23 @@ mod tests {
     fn a_card_s_facts_reach_the_row_and_what_is_not_known_is_null() {
         let facts = CardFacts {
             driver: Some("580.95.05".into()),
-            cuda: Some(12_080),
+            cuda: Some("12.8".into()),
             gpu: Some("NVIDIA H200".into()),
             uuid: Some("0123456789abcdef0123456789abcdef".into()),
+            pci: Some("0000:1B:00.0".into()),
             ecc: Some(true),
             power_limit_w: Some(700.0),
+            nvrtc: Some("13.0".into()),
+            nvrtc_options: Some(nvrtc::options(Arch::Sm90a).join(" ")),
         };
         let mut row = Row::default();
         facts.stamp(&mut row);
         assert_eq!((row.driver.as_deref(), row.cuda.as_deref()), (Some("580.95.05"), Some("12.8")));
         assert_eq!((row.gpu.as_deref(), row.gpu_uuid), (Some("NVIDIA H200"), facts.uuid));
         assert_eq!((row.gpu_ecc, row.gpu_power_limit_w), (Some(true), Some(700.0)));
+        assert_eq!((row.gpu_pci.as_deref(), row.nvrtc.as_deref()), (Some("0000:1B:00.0"), Some("13.0")));
+        let options = row.nvrtc_options.unwrap();
+        assert!(options.starts_with("--gpu-architecture=sm_90a --std=c++17 "), "{options}");
         let mut row = Row::default();
         CardFacts::default().stamp(&mut row);
         assert_eq!(row, Row::default());
@@ -344,6 +387,14 @@ mod tests {
         assert_eq!(row.run, provenance.run);
         assert_eq!(row.version, env!("CARGO_PKG_VERSION"));
         assert_eq!(row.profile, if cfg!(debug_assertions) { "debug" } else { "release" });
+        let (rustc, flags) = (row.rustc.unwrap(), row.cargo_flags.unwrap());
+        assert!(rustc.starts_with("1.") && rustc.contains('('), "{rustc}");
+        let profile = if cfg!(debug_assertions) { "--profile " } else { "--release " };
+        assert!(flags.starts_with(profile), "{flags}");
+        for part in [" opt-level=", " target=", std::env::consts::ARCH, " target-features="] {
+            assert!(flags.contains(part), "{part} is missing in {flags}");
+        }
+        assert!(cfg!(debug_assertions) || flags.contains(" lto=thin "), "the manifest's own setting: {flags}");
         assert!(row.cores.unwrap() >= 1);
         if cfg!(target_os = "linux") {
             assert!(row.ram_bytes.unwrap() > 1 << 20);

@@ -280,6 +280,8 @@ pub(crate) struct Row {
     pub(crate) gpu: Option<String>,
     /// Its own number.
     pub(crate) gpu_uuid: Option<String>,
+    /// Where it is on the PCI bus, as domain:bus:device.function.
+    pub(crate) gpu_pci: Option<String>,
     /// Whether its memory corrects errors.
     pub(crate) gpu_ecc: Option<bool>,
     /// Its power limit, watts.
@@ -288,6 +290,14 @@ pub(crate) struct Row {
     pub(crate) os: Option<String>,
     /// `release` or `debug`.
     pub(crate) profile: String,
+    /// The compiler that built this program.
+    pub(crate) rustc: Option<String>,
+    /// What cargo built it with, as a command line says it.
+    pub(crate) cargo_flags: Option<String>,
+    /// The version of NVRTC, which compiled the kernels; null where no card's were.
+    pub(crate) nvrtc: Option<String>,
+    /// The options it compiled every kernel with.
+    pub(crate) nvrtc_options: Option<String>,
 }
 
 /// Columns that JSONL holds and CSV does not: lists of samples.

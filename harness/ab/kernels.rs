@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::{AbArgs, paired};
 use crate::failure::Failure;
 use crate::gate::criterion::FLOOR_NS;
+use crate::gate::key::Difference;
 use crate::gate::report::{Kind, Report};
 use crate::verdict::{Rule, STEP_FLOOR_MS};
 
@@ -23,9 +24,23 @@ struct Row {
     median_us: Option<f64>,
     calls: Option<u64>,
     checked: Option<bool>,
+    #[serde(default)]
+    rustc: String,
+    #[serde(default)]
+    cargo_flags: String,
+    #[serde(default)]
+    nvrtc: String,
+    #[serde(default)]
+    nvrtc_options: String,
 }
 
 impl Row {
+    /// The compilers behind it and what they were given; empty where an earlier build wrote it.
+    fn tools(&self) -> [(&'static str, &str); 4] {
+        let Row { rustc, cargo_flags, nvrtc, nvrtc_options, .. } = self;
+        [("rustc", rustc), ("cargo flags", cargo_flags), ("NVRTC", nvrtc), ("NVRTC options", nvrtc_options)]
+    }
+
     fn name(&self) -> String {
         let Row { kernel, model, part, scheme, m, cache, .. } = self;
         let words = [kernel.as_str(), model, part, scheme].into_iter().filter(|word| !word.is_empty());
@@ -43,6 +58,12 @@ pub(super) fn report(folders: &[Vec<PathBuf>; 2], args: &AbArgs, next: &str) -> 
     let read_all = |folders: &[PathBuf]| folders.iter().map(|folder| read(folder)).collect::<Result<Vec<Vec<Row>>>>();
     let (bases, candidates) = (read_all(&folders[0])?, read_all(&folders[1])?);
     let mut report = Report::new(String::new(), String::new(), args.judge.threshold, args.judge.strict);
+    for ((what, base), (_, candidate)) in bases[0][0].tools().into_iter().zip(candidates[0][0].tools()) {
+        if base != candidate && !base.is_empty() && !candidate.is_empty() {
+            let (baseline, candidate) = (base.to_owned(), candidate.to_owned());
+            report.find(Kind::Note, None, Difference { what, baseline, candidate }.to_string(), None);
+        }
+    }
     for row in &bases[0] {
         let name = row.name();
         let times = |runs: &[Vec<Row>]| -> Option<Vec<f64>> {

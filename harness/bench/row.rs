@@ -6,9 +6,12 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::nvml::Moment;
-use crate::provenance::Provenance;
+use crate::provenance::{CardFacts, Provenance};
 use crate::stats::Summary;
 use crate::table::{Align, Table, number, or_null};
+
+/// Version of the way kernels are timed.
+const METHOD: u32 = 1;
 
 /// A row. Fields without a value are empty in the CSV.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -49,7 +52,11 @@ pub(super) struct Row {
     pub(super) arch: String,
     pub(super) device: String,
     pub(super) uuid: Option<String>,
+    pub(super) pci: Option<String>,
     pub(super) driver: Option<String>,
+    pub(super) cuda: Option<String>,
+    pub(super) ecc: Option<bool>,
+    pub(super) power_limit_w: Option<f64>,
     pub(super) sm_clock_mhz: Option<u32>,
     pub(super) memory_clock_mhz: Option<u32>,
     pub(super) power_w: Option<f64>,
@@ -63,6 +70,13 @@ pub(super) struct Row {
     pub(super) git_dirty: Option<bool>,
     pub(super) binary_hash: Option<String>,
     pub(super) profile: String,
+    /// The compiler of this program and what cargo gave it; that of the kernels, where there is a card, and what it was given.
+    pub(super) rustc: Option<String>,
+    pub(super) cargo_flags: String,
+    pub(super) nvrtc: Option<String>,
+    pub(super) nvrtc_options: Option<String>,
+    /// [`METHOD`] of the writer.
+    pub(super) method: u32,
     pub(super) argv: String,
 }
 
@@ -88,15 +102,25 @@ impl Row {
     }
 
     /// Writes where the row comes from.
-    pub(super) fn stamp(&mut self, provenance: &Provenance, moment: Option<Moment>) {
+    pub(super) fn stamp(&mut self, provenance: &Provenance, facts: &CardFacts, moment: Option<Moment>) {
+        self.method = METHOD;
         self.run.clone_from(&provenance.run);
         self.version.clone_from(&provenance.version);
         self.git_sha.clone_from(&provenance.git_sha);
         self.git_dirty = provenance.git_dirty;
         self.binary_hash.clone_from(&provenance.binary_hash);
         self.profile.clone_from(&provenance.profile);
+        self.rustc.clone_from(&provenance.rustc);
+        self.cargo_flags.clone_from(&provenance.cargo_flags);
         self.argv.clone_from(&provenance.argv);
         self.time = crate::provenance::rfc3339_utc(std::time::SystemTime::now());
+        self.uuid.clone_from(&facts.uuid);
+        self.pci.clone_from(&facts.pci);
+        self.cuda.clone_from(&facts.cuda);
+        self.ecc = facts.ecc;
+        self.power_limit_w = facts.power_limit_w;
+        self.nvrtc.clone_from(&facts.nvrtc);
+        self.nvrtc_options.clone_from(&facts.nvrtc_options);
         let Some(moment) = moment else { return };
         self.sm_clock_mhz = moment.sm_clock_mhz;
         self.memory_clock_mhz = moment.memory_clock_mhz;
@@ -163,10 +187,13 @@ pub(super) struct File {
 }
 
 impl File {
-    /// `DIR/CARD/kernels.csv`, made now, so that a folder that cannot be written fails before anything is measured.
-    pub(super) fn create(dir: &Path, card: &str) -> Result<File> {
+    /// `DIR/CARD/kernels.csv`, and beside it what its columns mean, made now, so that a folder that cannot be written fails
+    /// before anything is measured.
+    pub(super) fn create(dir: &Path, card: &str, definitions: &str) -> Result<File> {
         let folder = dir.join(card);
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let path = folder.join("kernels.DEFINITIONS.txt");
+        std::fs::write(&path, definitions).with_context(|| format!("cannot write {}", path.display()))?;
         let file = File { path: folder.join("kernels.csv") };
         file.write(&[])?;
         Ok(file)
@@ -224,14 +251,35 @@ mod tests {
     #[test]
     fn the_file_is_there_from_the_start_and_holds_every_row() {
         let dir = tempfile::tempdir().unwrap();
-        let file = File::create(dir.path(), "h200").unwrap();
+        let file = File::create(dir.path(), "h200", "us: a time\n").unwrap();
         assert!(file.path().ends_with("h200/kernels.csv") && file.path().is_file());
+        assert_eq!(std::fs::read_to_string(dir.path().join("h200/kernels.DEFINITIONS.txt")).unwrap(), "us: a time\n");
         file.write(&[row(), Row { note: Some("a, \"b\"".into()), ..row() }]).unwrap();
         let mut reader = csv::Reader::from_path(file.path()).unwrap();
         let column = reader.headers().unwrap().iter().position(|name| name == "note").unwrap();
         let records: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
         assert_eq!((records.len(), &records[0][column], &records[1][column]), (2, "", "a, \"b\""));
         std::fs::write(dir.path().join("plain"), "").unwrap();
-        assert!(File::create(&dir.path().join("plain"), "h200").is_err());
+        assert!(File::create(&dir.path().join("plain"), "h200", "").is_err());
+    }
+
+    #[test]
+    fn a_row_says_which_card_and_which_compilers_it_is_of() {
+        let facts = CardFacts {
+            cuda: Some("13.0".into()),
+            uuid: Some("ab".into()),
+            pci: Some("0000:1B:00.0".into()),
+            ecc: Some(true),
+            power_limit_w: Some(700.0),
+            nvrtc: Some("13.0".into()),
+            nvrtc_options: Some("--std=c++17".into()),
+            ..CardFacts::default()
+        };
+        let (provenance, mut row) = (Provenance::gather(), row());
+        row.stamp(&provenance, &facts, None);
+        assert_eq!((row.rustc, row.cargo_flags, row.method), (provenance.rustc, provenance.cargo_flags, METHOD));
+        assert_eq!((row.cuda, row.uuid, row.pci), (facts.cuda, facts.uuid, facts.pci));
+        assert_eq!((row.ecc, row.power_limit_w), (Some(true), Some(700.0)));
+        assert_eq!((row.nvrtc, row.nvrtc_options), (facts.nvrtc, facts.nvrtc_options));
     }
 }

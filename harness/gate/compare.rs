@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::failure::{FAILED, Failure, UNDECIDED};
 use crate::gate::cli::JudgeArgs;
 use crate::gate::edges::{Edge, edges};
-use crate::gate::key::{Difference, Key, differences};
+use crate::gate::key::{Difference, Key, differences, tools_differ};
 use crate::gate::memory::Memory;
 use crate::gate::next;
 use crate::gate::report::{Bytes, Kind, Report};
@@ -149,15 +149,11 @@ fn matches(base: &Run, candidate: &Run, without: &[&str]) -> Matched {
 
 /// Refuses runs that have no cell in common, and without `--force` those measured under other conditions.
 fn conditions(pairs: &[Pair], terms: Terms, report: &mut Report) -> Result<(), Failure> {
-    let mut different: BTreeMap<Difference, usize> = BTreeMap::new();
-    for difference in pairs.iter().flat_map(|pair| differences(pair.base, pair.candidate)) {
-        *different.entry(difference).or_default() += 1;
-    }
+    let listed = counted(pairs, differences);
     let (from, to) = (&report.baseline, &report.candidate);
     if pairs.is_empty() {
         return Err(Failure::found(FAILED, format!("{from} and {to} have no cell in common")));
     }
-    let listed: Vec<String> = different.iter().map(|(difference, n)| format!("{difference} ({n} cells)")).collect();
     if !listed.is_empty() && !terms.force {
         let code = if terms.strict { UNDECIDED } else { FAILED };
         let what = format!("{from} and {to} were not measured alike: {}", listed.join("; "));
@@ -167,7 +163,19 @@ fn conditions(pairs: &[Pair], terms: Terms, report: &mut Report) -> Result<(), F
     for text in listed {
         report.find(Kind::Environment, None, text, None);
     }
+    for text in counted(pairs, tools_differ) {
+        report.find(Kind::Note, None, text, None);
+    }
     Ok(())
+}
+
+/// What `find` finds of the pairs, each once, with the number of cells it is of.
+fn counted(pairs: &[Pair], find: fn(&Row, &Row) -> Vec<Difference>) -> Vec<String> {
+    let mut found: BTreeMap<Difference, usize> = BTreeMap::new();
+    for difference in pairs.iter().flat_map(|pair| find(pair.base, pair.candidate)) {
+        *found.entry(difference).or_default() += 1;
+    }
+    found.iter().map(|(difference, n)| format!("{difference} ({n} cells)")).collect()
 }
 
 /// How a cell ended, in a few words.

@@ -147,6 +147,16 @@ fn other_conditions_are_refused_by_name_unless_forced() {
 }
 
 #[test]
+fn other_compilers_are_a_note_and_no_refusal() {
+    let by = |rustc: &str| Row { rustc: Some(rustc.into()), ..row(64) };
+    let report = judge(vec![by("1.88.0")], vec![by("1.95.0")], Terms { strict: true, ..TERMS });
+    assert_eq!((kinds(&report), report.exit_code()), (vec![Kind::Note], 0));
+    let text = report.text();
+    assert!(text.contains("NOTE: rustc: 1.88.0 in the baseline, 1.95.0 in the candidate (1 cells)"), "{text}");
+    assert_eq!(kinds(&judge(vec![row(64)], vec![by("1.95.0")], TERMS)), []);
+}
+
+#[test]
 fn few_samples_ask_for_the_run_that_lacks_them() {
     let few = Row { tpot_passes_ms: vec![10.0; 3], ..row(64) };
     let next = |base: &Row, candidate: &Row| {

@@ -170,6 +170,22 @@ pub(crate) fn differences(base: &Row, candidate: &Row) -> Vec<Difference> {
         .collect()
 }
 
+/// Where the compilers behind two rows differ, and what they were given. Builds are what a gate compares, so none of it is
+/// refused, and a reader is told. Earlier rows do not say; a plan's bytes are no compiler's.
+pub(crate) fn tools_differ(base: &Row, candidate: &Row) -> Vec<Difference> {
+    type Tool = (&'static str, fn(&Row) -> Option<&String>);
+    let tools: [Tool; 4] = [
+        ("rustc", |row| row.rustc.as_ref()),
+        ("cargo flags", |row| row.cargo_flags.as_ref()),
+        ("NVRTC", |row| row.nvrtc.as_ref()),
+        ("NVRTC options", |row| row.nvrtc_options.as_ref()),
+    ];
+    let said = tools.into_iter().filter_map(|(what, of)| Some((what, of(base)?.clone(), of(candidate)?.clone())));
+    said.filter(|(_, a, b)| base.device != "plan" && a != b)
+        .map(|(what, baseline, candidate)| Difference { what, baseline, candidate })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -239,5 +255,28 @@ mod tests {
         let elsewhere = Row { cpu: Some("other".into()), profile: "release".into(), ..plan() };
         assert_eq!(differences(&plan(), &elsewhere), []);
         assert_eq!(differences(&row(), &Row { cores: Some(3), ..row() })[0].what, "cores");
+    }
+
+    #[test]
+    fn other_compilers_are_told_where_both_rows_say_and_make_no_other_conditions() {
+        let by = |rustc: &str, nvrtc: Option<&str>| Row {
+            rustc: Some(rustc.into()),
+            cargo_flags: Some("--release lto=thin".into()),
+            nvrtc: nvrtc.map(str::to_owned),
+            ..row()
+        };
+        let (old, new) = (by("1.88.0", Some("13.0")), by("1.95.0", Some("13.1")));
+        let told: Vec<String> = tools_differ(&old, &new).iter().map(Difference::to_string).collect();
+        assert_eq!(
+            told,
+            [
+                "rustc: 1.88.0 in the baseline, 1.95.0 in the candidate",
+                "NVRTC: 13.0 in the baseline, 13.1 in the candidate"
+            ]
+        );
+        assert_eq!(differences(&old, &new), []);
+        assert_eq!(tools_differ(&row(), &new), [], "a baseline from before rows said so");
+        let plan = |row: Row| Row { device: "plan".into(), ..row };
+        assert_eq!(tools_differ(&plan(old), &plan(new)), []);
     }
 }

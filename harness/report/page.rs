@@ -177,7 +177,7 @@ fn tiles(out: &mut Markup, input: &Input, cells: &[Cell]) {
 /// A fact of a run: what it is called, and its value in a row.
 type Fact = (&'static str, fn(&Row) -> Option<String>);
 
-const FACTS: [Fact; 24] = [
+const FACTS: [Fact; 29] = [
     ("command", |row| Some(row.argv.clone())),
     ("run", |row| Some(row.run.clone())),
     ("shard", |row| row.shard.clone()),
@@ -188,12 +188,17 @@ const FACTS: [Fact; 24] = [
     ("tree differs from it", |row| row.git_dirty.map(yes)),
     ("binary", |row| row.binary_hash.clone()),
     ("build", |row| Some(row.profile.clone())),
+    ("rustc", |row| row.rustc.clone()),
+    ("cargo's flags", |row| row.cargo_flags.clone()),
     ("method, schema", |row| Some(format!("{}, {}", row.method, row.schema))),
     ("card taken", |row| Some(row.card.clone())),
     ("GPU", |row| row.gpu.clone()),
     ("GPU uuid", |row| row.gpu_uuid.clone()),
+    ("GPU on the PCI bus", |row| row.gpu_pci.clone()),
     ("driver", |row| row.driver.clone()),
     ("CUDA", |row| row.cuda.clone()),
+    ("NVRTC", |row| row.nvrtc.clone()),
+    ("NVRTC's options", |row| row.nvrtc_options.clone()),
     ("ECC", |row| row.gpu_ecc.map(yes)),
     ("power limit", |row| row.gpu_power_limit_w.map(|watts| format!("{watts} W"))),
     ("overhead outside the slab", |row| {

@@ -43,6 +43,17 @@ fn the_cpu_arm_is_timed_and_its_rows_say_where_they_come_from() {
     for column in ["card", "device", "time", "run", "version", "argv", "profile", "samples", "bytes", "gb_s"] {
         assert!(rows.column(column).iter().all(|value| !value.is_empty()), "{column}");
     }
+    for column in ["rustc", "cargo_flags", "method"] {
+        assert!(rows.column(column).iter().all(|value| !value.is_empty()), "{column}");
+    }
+    // Of a card alone.
+    for column in ["nvrtc", "nvrtc_options", "uuid", "pci", "ecc", "power_limit_w", "cuda"] {
+        assert!(rows.column(column).iter().all(|value| value.is_empty()), "{column}");
+    }
+    let definitions = std::fs::read_to_string(dir.path().join("host/kernels.DEFINITIONS.txt")).unwrap();
+    for term in ["GB/s, TFLOP/s: ", "\nmethod: ", "\nbuild: "] {
+        assert!(definitions.contains(term), "{term} is missing in {definitions}");
+    }
 }
 
 #[test]
@@ -86,6 +97,9 @@ fn a_card_s_rows_are_checked_and_held_against_its_ceilings() {
         assert!((0.1..130.0).contains(&percent), "{label}: {percent} %");
     }
     assert!(rows.column("peer_median_us").iter().any(|us| !us.is_empty()));
+    for column in ["nvrtc", "nvrtc_options", "uuid", "pci", "cuda"] {
+        assert!(rows.column(column).iter().all(|value| !value.is_empty()), "{column}");
+    }
 }
 
 #[test]

@@ -208,6 +208,8 @@ fn what_is_not_of_one_sweep_is_not_joined_and_each_difference_is_named() {
         (format!("\"binary_hash\":\"{hash}\""), "\"binary_hash\":\"fnv1a64:1\"", "binary_hash: "),
         ("\"method\":".into(), "\"method\":9", "method: "),
         ("\"profile\":\"".into(), "\"profile\":\"x", "profile: "),
+        ("\"rustc\":\"".into(), "\"rustc\":\"x", "rustc: "),
+        ("\"cargo_flags\":\"".into(), "\"cargo_flags\":\"x", "cargo_flags: "),
     ] {
         assert!(lines.contains(&from), "{from}");
         edit(&from, to);

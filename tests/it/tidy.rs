@@ -239,5 +239,14 @@ fn the_top_level_is_the_card_s() {
     {
         assert!(root().join(name).exists(), "{name} is missing at the top level");
     }
-    assert!(!root().join("build.rs").exists(), "no build script: a machine without CUDA builds everything");
+    assert!(!root().join("build.rs").exists(), "the build script is harness/build.rs");
+    // A machine without CUDA builds everything: the script tells what cargo told it, and looks for nothing.
+    let script = code(&root().join("harness/build.rs"));
+    let told: Vec<&str> = script.match_indices("cargo:").map(|(at, _)| &script[at..]).collect();
+    let allowed = ["cargo:rerun-if-", "cargo:rustc-env=HIGHWATER_"];
+    for line in told {
+        assert!(allowed.iter().any(|start| line.starts_with(start)), "{}", line.lines().next().unwrap());
+    }
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    assert!(!manifest.contains("[build-dependencies]"), "the build script has the standard library");
 }

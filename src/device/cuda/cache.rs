@@ -1,4 +1,4 @@
-//! Compiled kernels on disk, by content: source, headers, values, arch and compiler. An entry holds the machine code and
+//! Compiled kernels on disk, by content: source, headers, values, options and compiler. An entry holds the machine code and
 //! the assembler's report under one checksum, so that a torn or altered file is compiled again.
 
 use std::hash::{Hash, Hasher};
@@ -46,7 +46,7 @@ pub fn folder() -> Option<PathBuf> {
 }
 
 fn digest(source: &Source, key: Kernel, arch: Arch) -> u128 {
-    digest_of(&(&source.text, source.headers(), key.defines(), key.fma(), arch, nvrtc::version()))
+    digest_of(&(&source.text, source.headers(), key.defines(), key.fma(), nvrtc::options(arch), nvrtc::version()))
 }
 
 /// 128 bits that tell contents apart, the same in every process.

@@ -37,6 +37,8 @@ pub struct Card {
     pub bus_bits: u32,
     /// The device's own number, as hexadecimal digits.
     pub uuid: String,
+    /// Where it is on the PCI bus, as domain:bus:device.function.
+    pub pci: String,
 }
 
 impl Card {
@@ -75,6 +77,11 @@ pub fn card(ordinal: u32) -> Result<Card> {
     let mut uuid = sys::CUuuid { bytes: [0; 16] };
     // SAFETY: `uuid` is live and of the driver's own type.
     driver::check(unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, device) }, "cuDeviceGetUuid")?;
+    let mut pci = [0 as std::ffi::c_char; 16];
+    // SAFETY: the buffer has the length that is passed.
+    driver::check(unsafe { sys::cuDeviceGetPCIBusId(pci.as_mut_ptr(), 16, device) }, "cuDeviceGetPCIBusId")?;
+    // SAFETY: the driver ends the address with zero.
+    let pci = unsafe { CStr::from_ptr(pci.as_ptr()) }.to_string_lossy().into_owned();
     let capability =
         (get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?, get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?);
     Ok(Card {
@@ -90,5 +97,6 @@ pub fn card(ordinal: u32) -> Result<Card> {
         memory_clock_khz: get(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)? as u32,
         bus_bits: get(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)? as u32,
         uuid: uuid.bytes.iter().fold(String::new(), |text, byte| format!("{text}{:02x}", *byte as u8)),
+        pci,
     })
 }

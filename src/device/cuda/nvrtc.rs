@@ -53,6 +53,14 @@ pub fn version() -> (i32, i32) {
     })
 }
 
+/// What every kernel is compiled with for `arch`. A kernel adds its own `-D` values, and `--fmad=false` where its results are
+/// to be the CPU arm's bits.
+pub fn options(arch: Arch) -> Vec<String> {
+    // Lambdas carry no annotation.
+    let device = "-default-device";
+    vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "--ptxas-options=-v".into(), device.into()]
+}
+
 /// Compiles a kernel file under `key`'s values for `arch`. An error carries the compiler's own messages.
 pub fn compile(source: &Source, key: Kernel, arch: Arch) -> Result<Compiled> {
     library::load(Library::Nvrtc)?;
@@ -60,9 +68,7 @@ pub fn compile(source: &Source, key: Kernel, arch: Arch) -> Result<Compiled> {
         let zero = |_| Error::device(format!("{}.cu has a zero byte", source.name), "kernel sources are text");
         CString::new(text).map_err(zero)
     };
-    let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), "--ptxas-options=-v".into()];
-    // Lambdas carry no annotation.
-    options.push("-default-device".into());
+    let mut options = options(arch);
     options.extend(key.defines().iter().map(|(name, value)| format!("-D{name}={value}")));
     if !key.fma() {
         options.push("--fmad=false".into());
