@@ -179,7 +179,8 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
         ],
         text: "prompt tokens / wall time of the steps that hold any of them (prefill ms; of mixed the prompts that arrive, decodes \
                beside them included); sampling included, tokenisation and depth excluded; median of the repetitions, its quartiles, and the 95 % bootstrap \
-               interval of the median (low, high)",
+               interval of the median (low, high; in tables the wider half as \u{b1}, and n= where the repetitions are fewer than the \
+               ten that a verdict takes)",
     },
     Definition {
         term: "TPOT",

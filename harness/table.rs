@@ -7,6 +7,7 @@ use highwater::error::mib;
 use crate::definitions;
 use crate::record::Row;
 use crate::status::Status;
+use crate::verdict::LEAST_SAMPLES;
 
 /// What a null prints as.
 const NULL: &str = "-";
@@ -192,9 +193,9 @@ pub(crate) fn sweep_table(rows: &[Row]) -> Table {
             or_null(row.resident_bytes, mib),
             or_null(row.transient_peak_bytes, mib),
             or_null(row.free_bytes, mib),
-            or_null(row.prefill_tok_s, number),
+            known(row.prefill_tok_s, row.prefill_ms, [row.prefill_low_ms, row.prefill_high_ms], row.prefill_count),
             or_null(row.ttft_ms, number),
-            or_null(row.tpot_ms, number),
+            known(row.tpot_ms, row.tpot_ms, [row.tpot_low_ms, row.tpot_high_ms], row.prefill_count),
             or_null(quartiles, |(q1, q3)| format!("{}-{}", number(q1), number(q3))),
             or_null(row.itl_stalled_ms, number),
             or_null(row.itl_steady_ms, number),
@@ -204,6 +205,19 @@ pub(crate) fn sweep_table(rows: &[Row]) -> Table {
         ]);
     }
     table.without_empty_columns()
+}
+
+/// A median and how well it is known: the wider half of its interval, and of how few repetitions where they are few.
+fn known(shown: Option<f64>, median: Option<f64>, interval: [Option<f64>; 2], repetitions: Option<u64>) -> String {
+    let Some(shown) = shown else { return NULL.to_owned() };
+    let mut text = number(shown);
+    if let (Some(median), [Some(low), Some(high)]) = (median, interval) {
+        let _ = write!(text, " \u{b1}{:.1}%", (high - median).max(median - low) / median * 100.0);
+    }
+    if let Some(few) = repetitions.filter(|n| *n < LEAST_SAMPLES as u64) {
+        let _ = write!(text, " n={few}");
+    }
+    text
 }
 
 /// The definitions of a sweep table's columns.
@@ -279,6 +293,15 @@ mod tests {
     fn numbers_have_the_digits_that_matter() {
         let shown = [0.0, 12_345.6, 123.45, 12.345, 1.23456, 0.0123, 0.000_012].map(number);
         assert_eq!(shown, ["0", "12346", "123.5", "12.35", "1.235", "0.012", "1.20e-5"]);
+    }
+
+    #[test]
+    fn speeds_say_how_well_they_are_known() {
+        let shown = |low, high, n| known(Some(200.0), Some(10.0), [low, high], Some(n));
+        assert_eq!(shown(Some(9.9), Some(10.3), 40), "200.0 \u{b1}3.0%");
+        assert_eq!(shown(Some(9.5), Some(10.3), 4), "200.0 \u{b1}5.0% n=4");
+        assert_eq!(shown(None, None, 1), "200.0 n=1");
+        assert_eq!(known(None, None, [None; 2], None), NULL);
     }
 
     #[test]
