@@ -2,12 +2,15 @@
 //! operands; its time is held against what the card can do at most, measured in the same process, and some rows of its
 //! result against the CPU arm.
 //!
-//! `shapes` says what is timed, `work` and `mixers` how it is called and checked, on what `operands` makes; `time` takes the
-//! time, `ceiling` what it is held against; `row` is what is written.
+//! `shapes` says what is timed, `work` and `mixers` how it is called and checked, on what `operands` makes; `rig` is where it
+//! runs, `cache` what a call finds in the L2, `time` takes the time, `ceiling` what it is held against; `row` is what is
+//! written.
 
+pub(crate) mod cache;
 mod ceiling;
 mod mixers;
 mod operands;
+mod rig;
 mod row;
 mod shapes;
 mod time;
@@ -17,18 +20,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use highwater::device::cuda::info::{self, Card};
+use highwater::device::cuda::info;
 use highwater::device::{Device, DeviceSpec, cards};
 use highwater::error::{Error, Result, mib};
-use highwater::mem::Layer;
 use highwater::num::DType;
-use highwater::ops::{Cost, Cx, Meter, Numerics};
+use highwater::ops::Cost;
 
+use self::cache::Cache;
 use self::ceiling::Ceilings;
 use self::operands::Maker;
+use self::rig::{Rig, context};
 use self::row::{File, Row};
 use self::shapes::{Scale, Shape};
-use self::time::{Timing, Watch};
+use self::time::Timing;
 use self::work::{Checked, Work};
 use crate::cli::{BenchArgs, DeviceChoice, Peer};
 use crate::definitions;
@@ -38,6 +42,7 @@ use crate::nvml::Management;
 use crate::out;
 use crate::progress::Progress;
 use crate::provenance::{CardFacts, Provenance};
+use crate::stats;
 
 /// The most that operands and results take on a card.
 const CARD_SLAB_BYTES: u64 = 24 << 30;
@@ -45,9 +50,6 @@ const CARD_SLAB_BYTES: u64 = 24 << 30;
 const HOST_SLAB_BYTES: u64 = 8 << 30;
 /// A plan's slab, for costs.
 const PLAN_SLAB_BYTES: u64 = 1 << 46;
-/// A group of calls takes this long or longer, so that events are fine enough; and what a launch takes by itself.
-const GROUP_SECONDS: f64 = 200e-6;
-const LAUNCH_SECONDS: f64 = 2e-6;
 /// Faster than the memory's own rate by more than this is a cache's doing.
 const ABOVE_MEMORY: f64 = 1.05;
 /// Ceilings that are rows of their own, where there is a card.
@@ -58,7 +60,11 @@ const COPY_MIB: u64 = 512;
 const LEGEND: &str = "\
 us: median time of one call, each sample the mean of a group of calls, by CUDA events on a card (one graph a group; the CSV's
     column `via` says where calls were launched one by one) and by the wall clock elsewhere. q1-q3: quartiles. n: samples.
-GB/s, TFLOP/s: the least bytes and operations such a call can do, over its time; cold operands unless --warm.
+cache: what a call finds of its operands in the L2. rotate: nothing, copies that fill three times the L2 go round. flush:
+    nothing, three times the L2 is written before each call, outside of its time; each call is a sample between events of
+    its own, about 2 us of which are gaps around the launch, and pushes out of the cache what was written. warm: all that
+    it holds. Two of these are never compared, and a row's ceiling is measured under the row's own.
+GB/s, TFLOP/s: the least bytes and operations such a call can do, over its time.
 % of ceiling: the time of reading as many bytes, or of the arithmetic at cuBLASLt's rate of 8192^3, whichever is longer,
     over the kernel's; both measured in this process. checked: whether some rows agree with the CPU arm.
 ";
@@ -71,13 +77,9 @@ ecc, power_limit_w, clocks, power, temperature, throttled: of the card, right af
 
 /// Where kernels are timed, and where they are checked.
 struct Bench {
-    device: Arc<Device>,
+    rig: Rig,
     cpu: Arc<Device>,
     plan: Arc<Device>,
-    meter: Meter,
-    card: Option<Card>,
-    cold: bool,
-    cap: Duration,
 }
 
 /// What a row of the table is to be.
@@ -115,10 +117,10 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
         let labels: Vec<String> = items.iter().map(|item| item.label() + "\n").collect();
         return Ok(out::print(&labels.concat())?);
     }
-    let file =
-        args.out.as_deref().map(|dir| File::create(dir, bench.device.spec().name, &definitions())).transpose()?;
+    let name = bench.rig.device.spec().name;
+    let file = args.out.as_deref().map(|dir| File::create(dir, name, &definitions())).transpose()?;
     let (provenance, management) = (Provenance::gather(), Management::open().ok());
-    let facts = bench.card.as_ref().map(|card| CardFacts::gather(card.ordinal)).unwrap_or_default();
+    let facts = bench.rig.card.as_ref().map(|card| CardFacts::gather(card.ordinal)).unwrap_or_default();
     let driver = doctor::driver_version(management.as_ref());
     let progress = Progress::rows(items.len() as u64);
     let mut ceilings = Ceilings::default();
@@ -139,7 +141,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
                 }
             }
         }
-        let moment = bench.card.as_ref().zip(management.as_ref()).and_then(|(card, nvml)| nvml.moment(&card.uuid));
+        let moment = bench.rig.card.as_ref().zip(management.as_ref()).and_then(|(card, nvml)| nvml.moment(&card.uuid));
         row.stamp(&provenance, &facts, moment);
         rows.push(row);
         if let Some(file) = &file {
@@ -197,6 +199,7 @@ impl Bench {
                 return Err(Error::Request { param: "--device", what });
             }
         };
+        let cache = cache(args.cache, card.is_some())?;
         let spec = match &card {
             Some(card) => cards::of(card)?,
             None if args.device == DeviceChoice::Emulated => cards::find("h200")?,
@@ -209,96 +212,43 @@ impl Bench {
             None => Device::cpu(spec.clone(), HOST_SLAB_BYTES)?,
         };
         Ok(Bench {
-            device,
+            rig: Rig { device, card, cache, cap: Duration::from_secs_f32(args.cap) },
             cpu: Device::cpu(spec.clone(), HOST_SLAB_BYTES)?,
             plan: Device::plan(spec, PLAN_SLAB_BYTES),
-            meter: Meter::default(),
-            card,
-            cold: !args.warm,
-            cap: Duration::from_secs_f32(args.cap),
         })
     }
 
     fn items(&self) -> Result<Vec<Item>> {
         let mut items = Vec::new();
-        if self.on_card() {
+        if self.rig.on_card() {
             items.extend(READ_MIB.map(|mib| Item::Read(mib << 20)));
             items.extend([Item::Copy(COPY_MIB << 20), Item::Product(DType::Bf16)]);
-            if self.has_fp8() {
+            if self.rig.has_fp8() {
                 items.push(Item::Product(DType::U8));
             }
         }
-        let scale = if self.on_card() { &Scale::CARD } else { &Scale::HOST };
+        let scale = if self.rig.on_card() { &Scale::CARD } else { &Scale::HOST };
         items.extend(shapes::shapes(scale)?.into_iter().map(|shape| Item::Kernel(Box::new(shape))));
         Ok(items)
-    }
-
-    fn on_card(&self) -> bool {
-        self.card.is_some()
-    }
-
-    fn has_fp8(&self) -> bool {
-        self.card.as_ref().is_some_and(Card::has_fp8)
-    }
-
-    fn watch(&self) -> Watch<'_> {
-        Watch { device: &self.device, cap: self.cap }
-    }
-
-    /// Copies of operands of `bytes` that are gone round.
-    fn copies(&self, bytes: u64) -> usize {
-        match &self.card {
-            Some(card) if self.cold => operands::copies(card.l2_bytes, bytes),
-            _ => 1,
-        }
-    }
-
-    /// Runs `body` in a step of the device.
-    fn with<R>(&self, body: impl FnOnce(&Cx) -> Result<R>) -> Result<R> {
-        self.device.begin_step();
-        body(&self.cx(&self.device))
-    }
-
-    fn cx<'a>(&'a self, device: &'a Arc<Device>) -> Cx<'a> {
-        Cx { device, numerics: Numerics::BF16, layer: Layer::Other, bound: None, meter: &self.meter, routes: None }
-    }
-
-    /// What one call must move and compute at least: every op's own account, summed. The unit is that of most operations.
-    fn cost(&self, shape: &Shape) -> Result<Cost> {
-        let cx = self.cx(&self.plan);
-        self.plan.begin_step();
-        let mut work = work::build(shape, &Maker::new(cx), 1)?;
-        self.meter.take();
-        drop(work.run(&cx, 0)?);
-        let costs = self.meter.take();
-        let sum = |part: fn(&Cost) -> u64| costs.iter().map(|entry| part(&entry.cost)).sum();
-        let main = costs.iter().max_by_key(|entry| entry.cost.flops);
-        let Some(main) = main else { return Err(Error::shape("bench", format!("{} has no cost", shape.label()))) };
-        Ok(Cost {
-            flops: sum(|cost| cost.flops),
-            resident_bytes: sum(|cost| cost.resident_bytes),
-            activation_bytes: sum(|cost| cost.activation_bytes),
-            unit: main.cost.unit,
-        })
     }
 
     fn measure(&self, item: &Item, peer: Option<Peer>, ceilings: &mut Ceilings, row: &mut Row) -> Result<()> {
         let done = |row: &mut Row, timing: &Timing, bytes: u64, flops: u64| {
             (row.bytes, row.flops) = (Some(bytes), Some(flops));
-            self.rotation(row, bytes);
+            row.rotation_of_l2 = self.rig.rotation_of_l2(bytes);
             (row.calls, row.via) = (Some(timing.calls as u64), timing.via);
             row.set_times(&timing.seconds);
         };
         match item {
-            Item::Read(bytes) => done(row, &ceiling::read(self, *bytes)?, *bytes, 0),
-            Item::Copy(bytes) => done(row, &ceiling::copy(self, *bytes)?, 2 * *bytes, 0),
+            Item::Read(bytes) => done(row, &ceiling::read(&self.rig, *bytes)?, *bytes, 0),
+            Item::Copy(bytes) => done(row, &ceiling::copy(&self.rig, *bytes)?, 2 * *bytes, 0),
             Item::Product(operands) => {
                 let n = ceiling::PRODUCT;
                 let bytes = 2 * n * n * operands.bytes() + n * n * DType::Bf16.bytes();
-                done(row, &ceiling::largest_product(self, *operands)?, bytes, 2 * n * n * n);
+                done(row, &ceiling::largest_product(&self.rig, *operands)?, bytes, 2 * n * n * n);
             }
             Item::Kernel(shape) => {
-                let cost = self.cost(shape)?;
+                let cost = work::cost(&self.plan, shape)?;
                 let bytes = cost.bytes();
                 let (timing, checked) = self.run(shape, &cost)?;
                 done(row, &timing, bytes, cost.flops);
@@ -306,24 +256,29 @@ impl Bench {
                     row.checked = Some(checked.passed());
                     (row.check_error, row.check_bound) = (Some(checked.error), Some(checked.bound));
                 }
-                if let Some((seconds, bound_by)) = ceilings.seconds(self, &cost)? {
+                if let Some((seconds, bound_by)) = ceilings.seconds(&self.rig, &cost)? {
                     row.set_ceiling(seconds, bound_by);
                 }
                 if let Some(timing) = peer.map(|Peer::Cublaslt| self.peer(shape)).transpose()?.flatten() {
                     row.peer = Some("cublaslt");
-                    row.peer_median_us = crate::stats::Summary::of(&timing.seconds).map(|s| s.median * 1e6);
+                    row.peer_median_us = Some(timing.median() * 1e6);
                 }
             }
         }
-        let rate = row.gb_s.unwrap_or(0.0) * 1e9;
-        let rates = &self.device.spec().rates;
-        if self.on_card() && self.cold && rate > ABOVE_MEMORY * rates.dram {
-            row.note = Some("faster than the memory: its operands are in a cache".into());
-            row.checked = Some(false);
+        if row.rotation_of_l2.is_some_and(|times| self.rig.cache.is_partly_warm(times)) {
+            row.note = Some("so small that some of its operands stay in the cache".into());
+        }
+        let rates = &self.rig.device.spec().rates;
+        if let (Some(card), Some(us), Some(bytes)) = (&self.rig.card, row.median_us, row.bytes) {
+            let moved = self.rig.cache.through_memory(card.l2_bytes, bytes) as f64;
+            if moved / us * 1e6 > ABOVE_MEMORY * rates.dram {
+                row.note = Some("faster than the memory: its operands are in a cache".into());
+                row.checked = Some(false);
+            }
         }
         // The fastest unit a card has: what is above it was not computed.
         let operations = row.tflop_s.unwrap_or(0.0) * 1e12;
-        if self.on_card() && operations > ABOVE_MEMORY * rates.fp8.max(rates.bf16) {
+        if self.rig.on_card() && operations > ABOVE_MEMORY * rates.fp8.max(rates.bf16) {
             row.note = Some("faster than the card's arithmetic: it was not all computed".into());
             row.checked = Some(false);
         }
@@ -332,40 +287,33 @@ impl Bench {
 
     /// Checks a kernel, then times it.
     fn run(&self, shape: &Shape, cost: &Cost) -> Result<(Timing, Option<Checked>)> {
-        let bytes = cost.bytes();
-        let copies = self.copies(bytes);
-        let calls = calls(copies, cost.floor_seconds(&self.device.spec().rates));
-        self.with(|cx| {
+        let copies = self.rig.copies(cost.bytes());
+        self.rig.with(|cx| {
             let mut work: Box<dyn Work> = work::build(shape, &Maker::new(*cx), copies)?;
             let checked = if operands::is_reference(cx) {
                 None
             } else {
                 self.cpu.begin_step();
-                Some(work.check(cx, &self.cx(&self.cpu))?)
+                Some(work.check(cx, &context(&self.cpu, cx.meter))?)
             };
             drop(work.run(cx, 0)?);
-            Ok((self.watch().time(copies, calls, &mut |copy| work.run(cx, copy))?, checked))
+            let floor = cost.floor_seconds(&cx.device.spec().rates);
+            Ok((self.rig.watch(cx).time(copies, floor, &mut |copy| work.run(cx, copy))?, checked))
         })
     }
 
     /// cuBLASLt's time for the same product, where it has one.
     fn peer(&self, shape: &Shape) -> Result<Option<Timing>> {
-        let product = shape.product(self.has_fp8()).filter(|_| self.on_card());
-        product.map(|product| ceiling::product(self, product)).transpose()
-    }
-
-    fn rotation(&self, row: &mut Row, bytes: u64) {
-        if let Some(card) = self.card.as_ref().filter(|_| self.cold) {
-            row.rotation_of_l2 = Some(self.copies(bytes) as f64 * bytes as f64 / card.l2_bytes.max(1) as f64);
-        }
+        let product = shape.product(self.rig.has_fp8()).filter(|_| self.rig.on_card());
+        product.map(|product| ceiling::product(&self.rig, product)).transpose()
     }
 
     /// A row with the columns that the item and the device decide.
     fn row(&self, item: &Item) -> Row {
-        let spec = self.device.spec();
+        let spec = self.rig.device.spec();
         let mut row = Row {
             kernel: item.kernel().into(),
-            cache: if self.cold && self.on_card() { "cold" } else { "warm" },
+            cache: self.rig.cache.name(),
             card: spec.name.into(),
             arch: spec.arch.to_string(),
             device: self.device_name(),
@@ -387,31 +335,40 @@ impl Bench {
     }
 
     fn device_name(&self) -> String {
-        match &self.card {
+        match &self.rig.card {
             Some(card) => format!("cuda:{}", card.ordinal),
-            None if self.device.kind() == "cuda" => "emulated".into(),
-            None => self.device.kind().into(),
+            None if self.rig.device.kind() == "cuda" => "emulated".into(),
+            None => self.rig.device.kind().into(),
         }
     }
 
     fn about(&self, driver: Option<&str>) -> String {
-        let spec = self.device.spec();
+        let spec = self.rig.device.spec();
         let driver = driver.map_or(String::new(), |driver| format!(", driver {driver}"));
-        format!("{}, {} ({}){driver}\n", spec.title, self.device_name(), spec.arch)
+        let cache = self.rig.cache.name();
+        format!("{}, {} ({}){driver}, cache {cache}\n", spec.title, self.device_name(), spec.arch)
     }
 }
 
-/// Calls of a group: whole rounds of the copies.
-fn calls(copies: usize, floor_seconds: f64) -> usize {
-    let wanted = (GROUP_SECONDS / (floor_seconds + LAUNCH_SECONDS)).ceil() as usize;
-    copies * wanted.div_ceil(copies).max(1)
+/// What is asked for, where that can be had: only a card says how large its L2 is.
+fn cache(asked: Option<Cache>, on_card: bool) -> Result<Cache> {
+    match asked {
+        Some(cache) if cache != Cache::Warm && !on_card => {
+            let what = format!("{} is for a card, whose L2 is known; elsewhere operands are warm", cache.name());
+            Err(Error::Request { param: "--cache", what })
+        }
+        Some(cache) => Ok(cache),
+        None => Ok(if on_card { Cache::Rotate } else { Cache::Warm }),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use highwater::device::cuda::info::Card;
+
     use super::*;
 
-    fn on(l2_bytes: Option<u64>, cold: bool) -> Bench {
+    fn on(l2_bytes: Option<u64>, cache: Cache) -> Bench {
         let spec = cards::find("h200").unwrap();
         let card = l2_bytes.map(|l2_bytes| Card {
             ordinal: 0,
@@ -429,39 +386,38 @@ mod tests {
             pci: String::new(),
         });
         let plan = Device::plan(spec, PLAN_SLAB_BYTES);
-        Bench {
-            device: Arc::clone(&plan),
-            cpu: Arc::clone(&plan),
-            plan,
-            meter: Meter::default(),
-            card,
-            cold,
-            cap: Duration::ZERO,
-        }
+        let rig = Rig { device: Arc::clone(&plan), card, cache, cap: Duration::ZERO };
+        Bench { rig, cpu: Arc::clone(&plan), plan }
     }
 
     #[test]
-    fn copies_go_past_twice_the_cache_and_groups_are_whole_rounds() {
+    fn operands_go_round_on_a_card_alone_and_the_row_says_how_often() {
         let l2 = 60 << 20;
-        let bench = on(Some(l2), true);
-        for bytes in [40_000, 1 << 20, 50 << 20, 119 << 20] {
-            let copies = bench.copies(bytes);
-            assert!(copies as u64 * bytes >= 2 * l2 + bytes, "{bytes}: {copies}");
-            assert_eq!(calls(copies, 1e-6) % copies, 0);
+        let cold = on(Some(l2), Cache::Rotate).rig;
+        assert_eq!((cold.copies(1 << 20), cold.rotation_of_l2(1 << 20)), (181, Some(181.0 / 60.0)));
+        for cache in [Cache::Flush, Cache::Warm] {
+            let rig = on(Some(l2), cache).rig;
+            assert_eq!((rig.copies(1 << 20), rig.rotation_of_l2(1 << 20)), (1, None));
         }
-        assert_eq!(bench.copies(500 << 20), 1, "larger than the cache: cold by itself");
-        assert_eq!(bench.copies(16), operands::MOST_COPIES);
-        assert_eq!(on(Some(l2), false).copies(1 << 20), 1);
-        assert_eq!(on(None, true).copies(1 << 20), 1);
-        assert!(calls(1, 1e-6) > 10 && calls(1, 1.0) == 1);
+        assert_eq!(on(None, Cache::Warm).rig.copies(1 << 20), 1);
+    }
+
+    #[test]
+    fn what_a_card_alone_can_do_is_refused_elsewhere() {
+        assert_eq!([true, false].map(|on_card| cache(None, on_card).unwrap()), [Cache::Rotate, Cache::Warm]);
+        for asked in [Cache::Rotate, Cache::Flush] {
+            assert_eq!(cache(Some(asked), true).unwrap(), asked);
+            assert!(cache(Some(asked), false).unwrap_err().to_string().contains("whose L2 is known"));
+        }
+        assert_eq!(cache(Some(Cache::Warm), false).unwrap(), Cache::Warm);
     }
 
     #[test]
     fn every_row_of_the_real_models_can_be_built_and_has_a_cost() {
-        let bench = on(Some(60 << 20), true);
+        let bench = on(Some(60 << 20), Cache::Rotate);
         for item in bench.items().unwrap() {
             let Item::Kernel(shape) = &item else { continue };
-            let cost = bench.cost(shape).unwrap_or_else(|e| panic!("{}: {e}", item.label()));
+            let cost = work::cost(&bench.plan, shape).unwrap_or_else(|e| panic!("{}: {e}", item.label()));
             assert!(cost.bytes() > 0, "{}", item.label());
             if shape.label() == "linear qwen3.6-27b gate_up fp8-channel w8a16 M=1" {
                 let weight = 34_816 * 5120 + 34_816 * 4;

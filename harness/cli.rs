@@ -10,6 +10,7 @@ use highwater::device::Arch;
 
 use crate::ab::{AB_HELP, AbArgs};
 use crate::axis::{AxisValues, MAX_BATCH, MAX_CHUNK, MAX_TOKENS, parse_count};
+use crate::bench::cache::Cache;
 use crate::bytes::parse_memory;
 use crate::cell_cli::CellArgs;
 use crate::definitions;
@@ -281,12 +282,9 @@ pub(crate) struct BenchArgs {
     /// Only rows with this in their label; may be repeated
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Vec<String>,
-    /// Go round so many operands that none is in the L2 cache when it is used (the default)
-    #[arg(long, conflicts_with = "warm")]
-    pub(crate) cold: bool,
-    /// Use the same operands over and over
-    #[arg(long)]
-    pub(crate) warm: bool,
+    /// What a call finds in the L2 cache [default: rotate on a card, warm elsewhere]
+    #[arg(long, value_enum)]
+    pub(crate) cache: Option<Cache>,
     /// Seconds for one row at most
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = flat(seconds))]
     pub(crate) cap: f32,
@@ -579,7 +577,7 @@ mod tests {
         assert!(
             refusal("kernels --arch sm_75").contains("the archs are sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a")
         );
-        assert!(refusal("bench --cold --warm").contains("cannot be used with"));
+        assert!(refusal("bench --cache cold").contains("rotate, flush, warm"));
         assert!(
             refusal("bench --cap -1").contains("unexpected") || refusal("bench --cap=-1").contains("outside 0 to 3600")
         );

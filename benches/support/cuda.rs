@@ -1,15 +1,26 @@
 //! The `cuda` group of each bench: a kernel at the real models' shapes on the first card, where there is one, timed by CUDA
-//! events. Shapes, operands and calls are those of `highwater bench`. Operands go round past twice the L2 cache, so that
-//! each is cold; calls are captured in a graph, so that none waits for the host. Beside each row is the read of as many
+//! events. Shapes, operands and calls are those of `highwater bench`. Operands go round past three times the L2 cache, so
+//! that each is cold; calls are captured in a graph, so that none waits for the host. Beside each row is the read of as many
 //! bytes, and beside products cuBLASLt's.
 
+#[allow(unused_imports)] // its unit tests run with the harness
+#[path = "../../harness/bench/cache.rs"]
+mod cache;
 #[path = "../../harness/bench/mixers.rs"]
 mod mixers;
 #[path = "../../harness/bench/operands.rs"]
 mod operands;
+#[path = "../../harness/bench/rig.rs"]
+mod rig;
 #[allow(unused_imports)] // its unit tests run with the harness
 #[path = "../../harness/bench/shapes.rs"]
 mod shapes;
+#[allow(unused_imports)] // its unit tests run with the harness
+#[path = "../../harness/stats.rs"]
+mod stats;
+#[allow(unused_imports)] // its unit tests run with the harness
+#[path = "../../harness/bench/time.rs"]
+mod time;
 #[allow(unused_imports)] // its unit tests run with the harness
 #[path = "../../harness/bench/work.rs"]
 mod work;
@@ -30,6 +41,7 @@ use highwater::ops::launch::stream;
 use highwater::ops::{Cx, Meter, Numerics};
 use highwater::tensor::Tensor;
 
+use cache::Cache;
 use operands::Maker;
 use shapes::{Scale, Shape};
 
@@ -127,7 +139,7 @@ pub fn kernels(c: &mut Criterion<CudaTime>, names: &[&str]) {
             }
         };
         let cx = context(&rig.device);
-        let copies = operands::copies(rig.card.l2_bytes, bytes);
+        let copies = Cache::Rotate.copies(rig.card.l2_bytes, bytes);
         group.throughput(Throughput::Bytes(bytes));
         rig.device.begin_step();
         match work::build(&shape, &Maker::new(cx), copies) {

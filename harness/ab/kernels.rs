@@ -1,5 +1,6 @@
 //! Kernels side by side: the files that `bench --out` wrote, read back.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -57,6 +58,7 @@ impl Row {
 pub(super) fn report(folders: &[Vec<PathBuf>; 2], args: &AbArgs, next: &str) -> Result<Report, Failure> {
     let read_all = |folders: &[PathBuf]| folders.iter().map(|folder| read(folder)).collect::<Result<Vec<Vec<Row>>>>();
     let (bases, candidates) = (read_all(&folders[0])?, read_all(&folders[1])?);
+    one_cache(&bases, &candidates)?;
     let mut report = Report::new(String::new(), String::new(), args.judge.threshold, args.judge.strict);
     for ((what, base), (_, candidate)) in bases[0][0].tools().into_iter().zip(candidates[0][0].tools()) {
         if base != candidate && !base.is_empty() && !candidate.is_empty() {
@@ -91,6 +93,22 @@ pub(super) fn report(folders: &[Vec<PathBuf>; 2], args: &AbArgs, next: &str) -> 
         return Err(anyhow::anyhow!("the two have no kernel in common").into());
     }
     Ok(report)
+}
+
+/// Refuses kernels that were not all timed with the same in the cache: they differ for that, whatever the builds.
+fn one_cache(bases: &[Vec<Row>], candidates: &[Vec<Row>]) -> Result<()> {
+    let of = |runs: &[Vec<Row>]| runs.iter().flatten().map(|row| row.cache.clone()).collect::<BTreeSet<_>>();
+    let [base, candidate] = [of(bases), of(candidates)];
+    let all: BTreeSet<&String> = base.union(&candidate).collect();
+    let named = |caches: &BTreeSet<String>| caches.iter().cloned().collect::<Vec<_>>().join(" and ");
+    ensure!(
+        all.len() == 1,
+        "the base timed its kernels with cache {}, the candidate with {}: two of these are never compared; give both one \
+         `bench --cache`",
+        named(&base),
+        named(&candidate)
+    );
+    Ok(())
 }
 
 /// The rows of the one kernels.csv under `folder`: it lies in a folder of the card's name.

@@ -10,9 +10,8 @@ use highwater::ops::{Cost, Cx, cost::Unit};
 use highwater::tensor::Tensor;
 
 use super::operands::Maker;
+use super::rig::Rig;
 use super::time::Timing;
-use super::{Bench, calls};
-use crate::stats::Summary;
 
 /// Rows, outputs and inputs of the products that give the ceiling of arithmetic.
 pub(super) const PRODUCT: u64 = 8192;
@@ -32,8 +31,8 @@ pub(super) struct Ceilings {
 impl Ceilings {
     /// Seconds that a call of this cost takes at least: to read its bytes, or for its arithmetic on the tensor cores; and
     /// which of the two. None where there is no card to measure on.
-    pub(super) fn seconds(&mut self, bench: &Bench, cost: &Cost) -> Result<Option<(f64, &'static str)>> {
-        if !bench.on_card() {
+    pub(super) fn seconds(&mut self, rig: &Rig, cost: &Cost) -> Result<Option<(f64, &'static str)>> {
+        if !rig.on_card() {
             return Ok(None);
         }
         let bytes = cost.bytes();
@@ -41,76 +40,72 @@ impl Ceilings {
         let per_byte = if let Some(seconds) = self.reads.get(&key) {
             *seconds
         } else {
-            let seconds = median(&read(bench, bytes)?) / bytes.max(1) as f64;
+            let seconds = read(rig, bytes)?.median() / bytes.max(1) as f64;
             self.reads.insert(key, seconds);
             seconds
         };
         let memory = per_byte * bytes as f64;
         let rate = match cost.unit {
             Unit::F32 => return Ok(Some((memory, "memory"))),
-            Unit::Fp8 if bench.has_fp8() => rate(bench, &mut self.fp8, DType::U8)?,
-            Unit::Fp8 | Unit::Bf16 => rate(bench, &mut self.bf16, DType::Bf16)?,
+            Unit::Fp8 if rig.has_fp8() => rate(rig, &mut self.fp8, DType::U8)?,
+            Unit::Fp8 | Unit::Bf16 => rate(rig, &mut self.bf16, DType::Bf16)?,
         };
         let compute = cost.flops as f64 / rate;
         Ok(Some(if compute > memory { (compute, "compute") } else { (memory, "memory") }))
     }
 }
 
-fn median(timing: &Timing) -> f64 {
-    Summary::of(&timing.seconds).map_or(f64::NAN, |summary| summary.median)
-}
-
-fn rate(bench: &Bench, known: &mut Option<f64>, operands: DType) -> Result<f64> {
+fn rate(rig: &Rig, known: &mut Option<f64>, operands: DType) -> Result<f64> {
     if let Some(rate) = known {
         return Ok(*rate);
     }
     let flops = 2.0 * (PRODUCT as f64).powi(3);
-    let rate = flops / median(&largest_product(bench, operands)?);
+    let rate = flops / largest_product(rig, operands)?.median();
     *known = Some(rate);
     Ok(rate)
 }
 
-/// Reads of `bytes`, cold or warm as the rows are.
-pub(super) fn read(bench: &Bench, bytes: u64) -> Result<Timing> {
+/// Reads of `bytes`, with the cache as the rows have it.
+pub(super) fn read(rig: &Rig, bytes: u64) -> Result<Timing> {
     let vectors = bytes.div_ceil(VECTOR_BYTES).max(1) as usize;
-    let copies = bench.copies(bytes);
-    bench.with(|cx| {
+    let copies = rig.copies(bytes);
+    rig.with(|cx| {
         let make = Maker::new(*cx);
         let xs = (0..copies).map(|_| make.normal(DType::F32, &[4 * vectors], 0.0, 1.0)).collect::<Result<Vec<_>>>()?;
         let blocks = stream::blocks(cx.device, xs[0].bytes()) as usize;
         let mut fold = make.empty(DType::I32, &[blocks])?;
         let mut run = |copy: usize| stream::read(cx.device, &xs[copy], &mut fold).map(|()| Vec::new());
         run(0)?;
-        bench.watch().time(copies, calls(copies, bytes as f64 / cx.device.spec().rates.dram), &mut run)
+        rig.watch(cx).time(copies, bytes as f64 / cx.device.spec().rates.dram, &mut run)
     })
 }
 
 /// Copies of `bytes`, read and written.
-pub(super) fn copy(bench: &Bench, bytes: u64) -> Result<Timing> {
+pub(super) fn copy(rig: &Rig, bytes: u64) -> Result<Timing> {
     let vectors = bytes.div_ceil(VECTOR_BYTES).max(1) as usize;
-    let copies = bench.copies(2 * bytes);
-    bench.with(|cx| {
+    let copies = rig.copies(2 * bytes);
+    rig.with(|cx| {
         let make = Maker::new(*cx);
         let operand = || make.normal(DType::F32, &[4 * vectors], 0.0, 1.0);
         let xs = (0..copies).map(|_| operand()).collect::<Result<Vec<_>>>()?;
         let mut ys = (0..copies).map(|_| operand()).collect::<Result<Vec<_>>>()?;
         let mut run = |copy: usize| stream::copy(cx.device, &xs[copy], &mut ys[copy]).map(|()| Vec::new());
         run(0)?;
-        bench.watch().time(copies, calls(copies, 2.0 * bytes as f64 / cx.device.spec().rates.dram), &mut run)
+        rig.watch(cx).time(copies, 2.0 * bytes as f64 / cx.device.spec().rates.dram, &mut run)
     })
 }
 
 /// cuBLASLt's product of 8192 cubed.
-pub(super) fn largest_product(bench: &Bench, operands: DType) -> Result<Timing> {
-    product(bench, Product::dense(PRODUCT, PRODUCT, PRODUCT, operands, DType::Bf16))
+pub(super) fn largest_product(rig: &Rig, operands: DType) -> Result<Timing> {
+    product(rig, Product::dense(PRODUCT, PRODUCT, PRODUCT, operands, DType::Bf16))
 }
 
 /// cuBLASLt's product of dense rows: bf16, or e4m3 codes under one scale each.
-pub(super) fn product(bench: &Bench, product: Product) -> Result<Timing> {
+pub(super) fn product(rig: &Rig, product: Product) -> Result<Timing> {
     let Product { m, n, k, operands, out, .. } = product;
     let bytes = (m * k + n * k) * operands.bytes() + m * n * out.bytes();
-    let copies = bench.copies(bytes);
-    bench.with(|cx| {
+    let copies = rig.copies(bytes);
+    rig.with(|cx| {
         let make = Maker::new(*cx);
         let each = |shape: &[usize], std: f32| {
             (0..copies).map(|_| make.normal(operands, shape, 0.0, std)).collect::<Result<Vec<_>>>()
@@ -121,7 +116,7 @@ pub(super) fn product(bench: &Bench, product: Product) -> Result<Timing> {
         drop(run(0)?);
         let rates = cx.device.spec().rates;
         let floor = (bytes as f64 / rates.dram).max(2.0 * (m * n * k) as f64 / rates.fp8);
-        bench.watch().time(copies, calls(copies, floor), &mut run)
+        rig.watch(cx).time(copies, floor, &mut run)
     })
 }
 

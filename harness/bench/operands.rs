@@ -20,17 +20,6 @@ use highwater::tensor::{Tensor, byte_size};
 pub(super) const FP8_INPUT_SCALE: f32 = 1.0 / 64.0;
 pub(super) const NVFP4_INPUT_GLOBAL: f32 = 256.0;
 
-/// Operands are cold once this many times the L2 has been gone through since they were last used.
-const COLD_L2: u64 = 2;
-/// Copies of operands at most: the smallest stay warm in part.
-pub(super) const MOST_COPIES: usize = 4096;
-
-/// Copies of operands of `bytes` to go round, so that each is cold; one, where it is larger than the cache by itself.
-pub(super) fn copies(l2_bytes: u64, bytes: u64) -> usize {
-    let cold = COLD_L2 * l2_bytes;
-    if bytes >= cold { 1 } else { (cold.div_ceil(bytes.max(1)) + 1).min(MOST_COPIES as u64) as usize }
-}
-
 /// Makes operands, each of another stream of values.
 #[derive(Debug)]
 pub(super) struct Maker<'a> {

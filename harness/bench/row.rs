@@ -22,7 +22,8 @@ pub(super) struct Row {
     pub(super) scheme: String,
     /// Rows or sequences.
     pub(super) m: u64,
-    /// `cold` or `warm`, and how many times the L2 the operands fill that are gone round.
+    /// `rotate`, `flush` or `warm`, and how many times the L2 the operands fill that are gone round. (`cold` of earlier files:
+    /// gone round past twice the L2.)
     pub(super) cache: &'static str,
     pub(super) rotation_of_l2: Option<f64>,
     pub(super) median_us: Option<f64>,

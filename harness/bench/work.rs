@@ -2,19 +2,22 @@
 //! by going round them. Some rows of the first copy's result are checked against the CPU arm.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use highwater::error::Result;
+use highwater::device::Device;
+use highwater::error::{Error, Result};
 use highwater::num::DType;
 use highwater::ops::norm::{self, Gate};
 use highwater::ops::quantise::{self, Form};
 use highwater::ops::sampler::{self, SampleRow};
 use highwater::ops::scheme::{ActScheme, Global, Grain, Scheme};
 use highwater::ops::weight::{LinearSpec, Weight};
-use highwater::ops::{Cx, activation, fill, linear};
+use highwater::ops::{Cost, Cx, Meter, activation, fill, linear};
 use highwater::tensor::Tensor;
 
 use super::mixers;
 use super::operands::{self, FP8_INPUT_SCALE, Maker, NVFP4_INPUT_GLOBAL, floats, input_scale, part, rows};
+use super::rig::context;
 use super::shapes::{Draw, Op, Shape};
 
 /// Output features of a product that are checked.
@@ -112,6 +115,27 @@ pub(super) fn build(shape: &Shape, make: &Maker, copies: usize) -> Result<Box<dy
         }
         Op::Fill { cols } => Box::new(Fill { outs: each(&|| make.empty(DType::Bf16, &[m, cols]))? }),
         _ => mixers::build(shape, make, copies)?,
+    })
+}
+
+/// What one call must move and compute at least: every op's own account on a plan, summed. The unit is that of most
+/// operations.
+pub(super) fn cost(plan: &Arc<Device>, shape: &Shape) -> Result<Cost> {
+    let meter = Meter::default();
+    let cx = context(plan, &meter);
+    plan.begin_step();
+    let mut work = build(shape, &Maker::new(cx), 1)?;
+    meter.take();
+    drop(work.run(&cx, 0)?);
+    let costs = meter.take();
+    let sum = |part: fn(&Cost) -> u64| costs.iter().map(|entry| part(&entry.cost)).sum();
+    let main = costs.iter().max_by_key(|entry| entry.cost.flops);
+    let Some(main) = main else { return Err(Error::shape("bench", format!("{} has no cost", shape.label()))) };
+    Ok(Cost {
+        flops: sum(|cost| cost.flops),
+        resident_bytes: sum(|cost| cost.resident_bytes),
+        activation_bytes: sum(|cost| cost.activation_bytes),
+        unit: main.cost.unit,
     })
 }
 

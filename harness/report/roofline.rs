@@ -28,7 +28,8 @@ pub(super) fn section(kernels: &[Kernel]) -> Markup {
          kernel's own ceiling, that of a call of its bytes, is in the table.",
     );
     out.close("p").open("div", &[("class", "charts")]).line();
-    for (card, own) in grouped(numbered.iter().copied(), |(_, row)| row.card.clone()) {
+    // Kernels stand under ceilings that were measured with the same in the cache.
+    for (card, own) in grouped(numbered.iter().copied(), |(_, row)| conditions(row)) {
         let ceilings: Vec<&Kernel> = own.iter().filter(|(_, row)| row.kernel == CEILING).map(|(_, row)| *row).collect();
         let timed: Vec<(usize, &Kernel)> = own.iter().filter(|(_, row)| row.kernel != CEILING).copied().collect();
         if let Some(chart) = roofline(&card, &ceilings, &timed) {
@@ -39,6 +40,12 @@ pub(super) fn section(kernels: &[Kernel]) -> Markup {
     out.close("div");
     table(&mut out, &numbered);
     out
+}
+
+/// The card, and what of their operands its cache held: `h200, rotate`.
+fn conditions(row: &Kernel) -> String {
+    let parts = [&row.card, &row.cache];
+    parts.into_iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(", ")
 }
 
 fn name(row: &Kernel) -> String {
@@ -267,6 +274,22 @@ mod tests {
         assert!(html.contains("href=\"#k3\"") && html.contains("id=\"k3\"") && html.contains("2.000 FLOP/B"));
         assert!(!html.contains("NaN") && !html.contains("inf"));
         assert_eq!(summary(&rows).unwrap(), "all checked against the CPU arm");
+    }
+
+    #[test]
+    fn a_kernel_is_not_held_to_a_ceiling_of_another_cache() {
+        let with = |cache: &str, rate: f64| {
+            let read = Kernel { part: "read 4.00 GiB".into(), ..kernel(CEILING, 1_000_000, 0, 1e3 / rate) };
+            [read, kernel("linear", 1_000_000, 2_000_000, 1.0)].map(|row| Kernel { cache: cache.into(), ..row })
+        };
+        let html = section(&[with("rotate", 4000.0), with("warm", 9000.0)].concat()).finish();
+        for (cache, own, other) in [("rotate", 4000, 9000), ("warm", 9000, 4000)] {
+            let title = format!("h200, {cache}");
+            let chart =
+                html.split("Roofline of ").find(|part| part.starts_with(&title) && part.contains(" GB/s")).unwrap();
+            assert!(chart.contains(&format!("read {own} GB/s")), "{chart}");
+            assert!(!chart.contains(&format!("read {other} GB/s")), "{chart}");
+        }
     }
 
     #[test]

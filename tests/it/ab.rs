@@ -102,13 +102,15 @@ fn kernels_are_compared_by_the_table_that_bench_writes() {
     let header = reader.headers().unwrap().clone();
     let median = header.iter().position(|name| name == "median_us").unwrap();
     let records: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
-    let build = |name: &str, by: f64| {
+    let cache = header.iter().position(|name| name == "cache").unwrap();
+    let build = |name: &str, by: f64, with: &str| {
         let file = dir.path().join(format!("{name}.csv"));
         let mut writer = csv::Writer::from_path(&file).unwrap();
         writer.write_record(&header).unwrap();
         for record in records.iter().take(40) {
             let scaled = record.iter().enumerate().map(|(at, field)| match field.parse::<f64>() {
                 Ok(us) if at == median => (us * by).to_string(),
+                _ if at == cache => with.to_owned(),
                 _ => field.to_owned(),
             });
             writer.write_record(scaled).unwrap();
@@ -116,13 +118,22 @@ fn kernels_are_compared_by_the_table_that_bench_writes() {
         writer.flush().unwrap();
         script(dir.path(), name, &format!("mkdir -p $out/h200 && cp {} $out/h200/kernels.csv", file.display()))
     };
-    let (base, slower) = (build("base", 1.0), build("slower", 1.03));
+    let (base, slower) = (build("base", 1.0, "cold"), build("slower", 1.03, "cold"));
     let (code, text) = ab(dir.path(), &["--base", &base, "--cand", &slower], &["bench"]);
     assert_eq!(code, 3, "{text}");
     assert!(text.contains("SLOWER: ceiling read 4.00 GiB M=1 cold: time "), "{text}");
     fs::remove_dir_all(dir.path().join("ab")).unwrap();
     let (code, text) = ab(dir.path(), &["--base", &base, "--cand", &base], &["bench"]);
     assert!(code == 0 && text.contains("40 SAME"), "{text}");
+    for (base, candidate) in [("cold", "rotate"), ("rotate", "flush"), ("flush", "warm")] {
+        fs::remove_dir_all(dir.path().join("ab")).unwrap();
+        let sides = [build(base, 1.0, base), build(candidate, 1.0, candidate)];
+        let (code, text) = ab(dir.path(), &["--base", &sides[0], "--cand", &sides[1]], &["bench"]);
+        assert!(code == 1 && !text.contains("SAME"), "{text}");
+        let words =
+            format!("the base timed its kernels with cache {base}, the candidate with {candidate}: two of these are");
+        assert!(text.contains(&words), "{text}");
+    }
 }
 
 #[test]

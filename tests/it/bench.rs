@@ -40,6 +40,7 @@ fn the_cpu_arm_is_timed_and_its_rows_say_where_they_come_from() {
     assert!(rows.records.len() >= 12);
     assert!(rows.column("median_us").iter().all(|us| us.parse::<f64>().unwrap() > 0.0));
     assert!(rows.column("checked").iter().all(|checked| checked.is_empty()), "the reference checks nothing");
+    assert!(rows.column("cache").iter().all(|cache| *cache == "warm"), "only a card's L2 can be emptied");
     for column in ["card", "device", "time", "run", "version", "argv", "profile", "samples", "bytes", "gb_s"] {
         assert!(rows.column(column).iter().all(|value| !value.is_empty()), "{column}");
     }
@@ -103,12 +104,40 @@ fn a_card_s_rows_are_checked_and_held_against_its_ceilings() {
 }
 
 #[test]
+fn a_card_s_rows_say_how_its_cache_was_and_are_held_to_ceilings_of_the_same() {
+    if info::cards().map_or(0, |cards| cards.len()) == 0 {
+        assert!(std::env::var_os("REQUIRE_GPU").is_none(), "REQUIRE_GPU is set and no card was found");
+        println!("skipped: no card");
+        return;
+    }
+    for cache in ["rotate", "flush", "warm"] {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().display().to_string();
+        let args = ["linear", "--filter", "27b gate_up", "--filter", "M=8", "--cap", "0.2", "--out", &out];
+        let (code, text, err) = bench(&[&args[..], &["--cache", cache]].concat());
+        assert_eq!(code, Some(0), "{cache}: {text}{err}");
+        let folder = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
+        let rows = Rows::of(&folder.join("kernels.csv"));
+        assert!(rows.column("cache").iter().all(|name| *name == cache), "{cache}");
+        assert!(rows.column("percent_of_ceiling").iter().all(|percent| percent.parse::<f64>().unwrap() < 150.0));
+        for (times, calls) in rows.column("rotation_of_l2").iter().zip(rows.column("calls")) {
+            assert_eq!(times.parse::<f64>().is_ok_and(|times| times >= 3.0), cache == "rotate", "{cache}: {times}");
+            assert!(cache != "flush" || calls == "1", "{calls} calls of a sample");
+        }
+    }
+}
+
+#[test]
 fn what_cannot_be_timed_is_refused_with_what_can() {
     let (code, _, err) = bench(&["gemm", "--device", "cpu"]);
     assert_eq!(code, Some(2));
     assert!(err.contains("the kernels are attention, conv1d"), "{err}");
     let (code, _, err) = bench(&["--device", "plan"]);
     assert_eq!((code, err.contains("a plan has no time")), (Some(2), true), "{err}");
+    for cache in ["rotate", "flush"] {
+        let (code, _, err) = bench(&["--device", "cpu", "--cache", cache]);
+        assert_eq!((code, err.contains("for a card, whose L2 is known")), (Some(2), true), "{err}");
+    }
     let (code, _, err) = bench(&["--device", "cpu", "--filter", "no such row"]);
     assert_eq!((code, err.contains("--list")), (Some(2), true), "{err}");
     let (code, out, _) = bench(&["moe", "--device", "cpu", "--list"]);
