@@ -20,7 +20,7 @@ fn bench(c: &mut Criterion) {
         let mut state = rig.operand(case.dtype, &[case.spans.len(), case.channels, case.taps - 1], -1.0, 1.0);
         let step = rig.step(&case.spans, 0);
         let cost = cost(step.batch().spans, case.channels, case.taps, case.dtype);
-        group.throughput(Throughput::Bytes(cost.bytes()));
+        group.throughput(Throughput::BytesDecimal(cost.bytes()));
         group.bench_function(BenchmarkId::from_parameter(case.name), |b| {
             b.iter(|| causal(&cx, x.columns(0, case.channels), &w, &mut state, step.batch()).expect("a step"));
         });

@@ -25,7 +25,7 @@ fn bench(c: &mut Criterion) {
         let mut out = rig.operand(case.dtype, &[rows, dims.out_width()], 0.0, 0.0);
         let step = rig.step(&vec![(100, 1); rows], rows);
         let cost = cost(dims, step.batch().spans, case.dtype, case.state);
-        group.throughput(Throughput::Bytes(cost.bytes()));
+        group.throughput(Throughput::BytesDecimal(cost.bytes()));
         group.bench_function(BenchmarkId::from_parameter(case.name), |b| {
             b.iter(|| recurrent(&cx, &conv, &gates, &mut state, dims, step.batch(), &mut out).expect("a step"));
         });

@@ -23,7 +23,7 @@ fn bench(c: &mut Criterion) {
         let other = rig.operand(case.dtype, &shape, -deltas, deltas);
         let w = rig.operand(DType::F32, &[case.width], -0.5, 0.5);
         let cost = cost(case.kind, case.rows, case.heads, case.width, case.dtype);
-        group.throughput(Throughput::Bytes(cost.bytes()));
+        group.throughput(Throughput::BytesDecimal(cost.bytes()));
         group.bench_function(BenchmarkId::from_parameter(case.name), |b| match case.kind {
             Kind::Rms => b.iter(|| rms(&cx, &x, &w, EPS, "y").expect("a norm")),
             Kind::AddRms => b.iter(|| add_rms(&cx, &mut x, &other, &w, EPS, "y").expect("a norm")),

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use highwater::checkpoint::ModelRef;
 use highwater::device::cards;
 use highwater::engine::{KvBudget, sizing};
@@ -19,6 +19,8 @@ const PLANS: [(&str, &str, usize, usize, usize); 4] = [
 fn bench(c: &mut Criterion) {
     let mut group = c.benchmark_group("plan");
     group.sample_size(10);
+    // One plan.
+    group.throughput(Throughput::Elements(1));
     for (model, card, chunk, batch, context) in PLANS {
         let source = ModelRef::parse(model).expect("a name").open(0).expect("a built-in model");
         let spec = cards::find(card).expect("a known card");

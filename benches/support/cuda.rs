@@ -1,11 +1,13 @@
 //! The `cuda` group of each bench: a kernel at the real models' shapes on the first card, where there is one, timed by CUDA
-//! events. Shapes, operands and calls are those of `highwater bench`. Operands go round past three times the L2 cache, so
-//! that each is cold; calls are captured in a graph, so that none waits for the host. Beside each row is the read of as many
-//! bytes, and beside products cuBLASLt's.
+//! events. Shapes, operands, calls and ceilings are those of `highwater bench`. Operands go round past three times the L2
+//! cache, so that each is cold; calls are captured in a graph, so that none waits for the host. Beside products is
+//! cuBLASLt's.
 
 #[allow(unused_imports)] // its unit tests run with the harness
 #[path = "../../harness/bench/cache.rs"]
 mod cache;
+#[path = "../../harness/bench/ceiling.rs"]
+mod ceiling;
 #[path = "../../harness/bench/mixers.rs"]
 mod mixers;
 #[path = "../../harness/bench/operands.rs"]
@@ -25,24 +27,24 @@ mod time;
 #[path = "../../harness/bench/work.rs"]
 mod work;
 
+use std::cell::OnceCell;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use criterion::measurement::{Measurement, ValueFormatter, WallTime};
-use criterion::{Bencher, Criterion, Throughput};
-use highwater::device::cuda::blas::Product;
-use highwater::device::cuda::info::{self, Card};
-use highwater::device::cuda::{Cuda, Event};
+use criterion::{Bencher, BenchmarkGroup, Criterion, Throughput};
+use highwater::device::cuda::info;
+use highwater::device::cuda::{Cuda, Event, Graph};
 use highwater::device::{Device, cards};
 use highwater::error::Result;
-use highwater::mem::Layer;
-use highwater::num::DType;
-use highwater::ops::launch::stream;
-use highwater::ops::{Cx, Meter, Numerics};
+use highwater::ops::Cost;
 use highwater::tensor::Tensor;
 
+use super::throughput::{Call, Rates};
 use cache::Cache;
+use ceiling::{Ceilings, Dense};
 use operands::Maker;
+use rig::Rig;
 use shapes::{Scale, Shape};
 
 /// What operands and results take at most.
@@ -53,12 +55,10 @@ const WARM_UP: Duration = Duration::from_millis(200);
 const MEASURED: Duration = Duration::from_secs(1);
 const SAMPLES: usize = 20;
 
-/// The first card, opened once.
-struct Rig {
-    card: Card,
-    device: Arc<Device>,
-}
+/// How rates of the benchmark under way are printed.
+static RATES: Rates = Rates::new();
 
+/// The first card, opened once.
 fn rig() -> Option<&'static Rig> {
     static RIG: OnceLock<Option<Rig>> = OnceLock::new();
     RIG.get_or_init(|| {
@@ -66,12 +66,12 @@ fn rig() -> Option<&'static Rig> {
         let spec = cards::of(&card).expect("a card that kernels are written for");
         let slab = SLAB_BYTES.min(spec.slab_bytes(None));
         let device = Device::cuda(spec, card.ordinal, slab).expect("a card");
-        Some(Rig { card, device })
+        Some(Rig { device, card: Some(card), cache: Cache::Rotate, cap: MEASURED })
     })
     .as_ref()
 }
 
-/// Time on the card's compute stream, by events; shown as wall-clock time is.
+/// Time on the card's compute stream, by events; shown as wall-clock time is, its rates beside the card's.
 pub struct CudaTime;
 
 impl Measurement for CudaTime {
@@ -99,8 +99,7 @@ impl Measurement for CudaTime {
     }
 
     fn formatter(&self) -> &dyn ValueFormatter {
-        static WALL: WallTime = WallTime;
-        WALL.formatter()
+        &RATES
     }
 }
 
@@ -123,91 +122,84 @@ pub fn kernels(c: &mut Criterion<CudaTime>, names: &[&str]) {
         println!("{}: no card, the cuda group is left out", names.join(", "));
         return;
     };
-    let meter = Meter::default();
     let plan = Device::plan(rig.device.spec().clone(), PLAN_SLAB_BYTES);
-    let context =
-        |device| Cx { device, numerics: Numerics::BF16, layer: Layer::Other, bound: None, meter: &meter, routes: None };
+    let mut ceilings = Ceilings::default();
     let mut group = c.benchmark_group(format!("cuda {}", names.join(" ")));
     let shapes = shapes::shapes(&Scale::CARD).expect("built-in geometries");
     for shape in shapes.into_iter().filter(|shape| names.contains(&shape.kernel)) {
-        let planned = cost(&context(&plan), &shape);
-        let bytes = match planned {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                println!("{}: {error}", shape.label());
-                continue;
-            }
-        };
-        let cx = context(&rig.device);
-        let copies = Cache::Rotate.copies(rig.card.l2_bytes, bytes);
-        group.throughput(Throughput::Bytes(bytes));
-        rig.device.begin_step();
-        match work::build(&shape, &Maker::new(cx), copies) {
-            Ok(mut work) => {
-                group.bench_function(shape.label(), |b| rounds(b, &cx, copies, &mut |copy| work.run(&cx, copy)));
-            }
-            Err(error) => println!("{}: {error}", shape.label()),
-        }
-        group.bench_function(format!("{}: read of as many bytes", shape.label()), |b| read(b, &cx, copies, bytes));
-        if let Some(product) = shape.product(rig.card.has_fp8()) {
-            let label = format!("{}: cublaslt", shape.label());
-            group.bench_function(label, |b| multiply(b, &cx, copies, product));
+        if let Err(error) = rows(&mut group, rig, &plan, &mut ceilings, &shape) {
+            println!("{}: {error}", shape.label());
         }
     }
     group.finish();
 }
 
-/// The least bytes of one call, by the ops' own account.
-fn cost(cx: &Cx, shape: &Shape) -> Result<u64> {
-    cx.device.begin_step();
-    let mut work = work::build(shape, &Maker::new(*cx), 1)?;
-    cx.meter.take();
-    drop(work.run(cx, 0)?);
-    Ok(cx.meter.take().iter().map(|entry| entry.cost.bytes()).sum())
+/// A kernel's row, and cuBLASLt's of the same product where it has one.
+fn rows(
+    group: &mut BenchmarkGroup<CudaTime>,
+    rig: &Rig,
+    plan: &Arc<Device>,
+    ceilings: &mut Ceilings,
+    shape: &Shape,
+) -> Result<()> {
+    let cost = work::cost(plan, shape)?;
+    group.throughput(Throughput::Bytes(cost.bytes()));
+    rig.with(|cx| {
+        let copies = rig.copies(cost.bytes());
+        let mut work = work::build(shape, &Maker::new(*cx), copies)?;
+        let graph = OnceCell::new();
+        group.bench_function(shape.label(), |b| {
+            announce(rig, ceilings, &cost);
+            rounds(b, rig, copies, &graph, &mut |copy| work.run(cx, copy));
+        });
+        Ok(())
+    })?;
+    let Some(product) = shape.product(rig.has_fp8()) else { return Ok(()) };
+    rig.with(|cx| {
+        let copies = rig.copies(Dense::bytes(product));
+        let dense = Dense::new(&Maker::new(*cx), product, copies)?;
+        let graph = OnceCell::new();
+        group.bench_function(format!("{}: cublaslt", shape.label()), |b| {
+            announce(rig, ceilings, &cost);
+            rounds(b, rig, copies, &graph, &mut |copy| dense.run(cx, copy));
+        });
+        Ok(())
+    })
 }
 
-/// Times rounds of the copies: a graph of one round, or its calls one by one where they need the host.
-fn rounds(b: &mut Bencher<CudaTime>, cx: &Cx, copies: usize, run: &mut dyn FnMut(usize) -> Result<Vec<Tensor>>) {
+/// Has what comes printed as calls of this cost; measures their ceiling where no row had it measured before.
+fn announce(rig: &Rig, ceilings: &mut Ceilings, cost: &Cost) {
+    let ceiling = ceilings.seconds(rig, cost).expect("a ceiling");
+    RATES.set(Call { flops: cost.flops, ceiling: ceiling.map(|(seconds, _)| seconds) });
+}
+
+/// Times rounds of the copies: a graph of one round, captured once, or its calls one by one where they need the host.
+fn rounds(
+    b: &mut Bencher<CudaTime>,
+    rig: &Rig,
+    copies: usize,
+    graph: &OnceCell<Option<Graph>>,
+    run: &mut dyn FnMut(usize) -> Result<Vec<Tensor>>,
+) {
     let cuda = cuda();
-    drop(run(0).expect("a result"));
+    if graph.get().is_none() {
+        drop(run(0).expect("a result"));
+    }
     let mut round = || -> Result<()> {
-        cx.device.begin_step();
+        rig.device.begin_step();
         let results = (0..copies).map(&mut *run).collect::<Result<Vec<_>>>();
         results.map(drop)
     };
-    let graph = cuda.capture(&mut round).ok();
+    let graph = graph.get_or_init(|| cuda.capture(&mut round).ok());
     b.iter_custom(|calls| {
         let rounds = calls.div_ceil(copies as u64);
         let begun = CudaTime.start();
         for _ in 0..rounds {
-            match &graph {
+            match graph {
                 Some(graph) => cuda.replay(graph).expect("a replay"),
                 None => round().expect("a result"),
             }
         }
         CudaTime.end(begun).mul_f64(calls as f64 / (rounds * copies as u64) as f64)
-    });
-}
-
-fn read(b: &mut Bencher<CudaTime>, cx: &Cx, copies: usize, bytes: u64) {
-    let make = Maker::new(*cx);
-    let words = 4 * bytes.div_ceil(16) as usize;
-    let xs: Vec<Tensor> = (0..copies).map(|_| make.normal(DType::F32, &[words], 0.0, 1.0).expect("room")).collect();
-    let blocks = stream::blocks(cx.device, xs[0].bytes()) as usize;
-    let mut fold = make.empty(DType::I32, &[blocks]).expect("room");
-    rounds(b, cx, copies, &mut |copy| stream::read(cx.device, &xs[copy], &mut fold).map(|()| Vec::new()));
-}
-
-fn multiply(b: &mut Bencher<CudaTime>, cx: &Cx, copies: usize, product: Product) {
-    let make = Maker::new(*cx);
-    let [m, n, k] = [product.m, product.n, product.k].map(|size| size as usize);
-    let each = |shape: &[usize], std: f32| -> Vec<Tensor> {
-        (0..copies).map(|_| make.normal(product.operands, shape, 0.0, std).expect("room")).collect()
-    };
-    let (xs, ws) = (each(&[m, k], 1.0), each(&[n, k], (k as f32).sqrt().recip()));
-    rounds(b, cx, copies, &mut |copy| {
-        let y = cx.alloc("bench", "y", product.out, &[m, n])?;
-        cuda().product(product, xs[copy].arg(), ws[copy].arg(), y.arg())?;
-        Ok(vec![y])
     });
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, clippy::print_stdout)] // each bench uses its part, and says what it leaves out
 
 pub mod cuda;
+mod throughput;
 
 use std::sync::Arc;
 

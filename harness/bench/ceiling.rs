@@ -100,30 +100,48 @@ pub(super) fn largest_product(rig: &Rig, operands: DType) -> Result<Timing> {
     product(rig, Product::dense(PRODUCT, PRODUCT, PRODUCT, operands, DType::Bf16))
 }
 
-/// cuBLASLt's product of dense rows: bf16, or e4m3 codes under one scale each.
+/// cuBLASLt's product of dense rows.
 pub(super) fn product(rig: &Rig, product: Product) -> Result<Timing> {
-    let Product { m, n, k, operands, out, .. } = product;
-    let bytes = (m * k + n * k) * operands.bytes() + m * n * out.bytes();
+    let Product { m, n, k, .. } = product;
+    let bytes = Dense::bytes(product);
     let copies = rig.copies(bytes);
     rig.with(|cx| {
-        let make = Maker::new(*cx);
-        let each = |shape: &[usize], std: f32| {
-            (0..copies).map(|_| make.normal(operands, shape, 0.0, std)).collect::<Result<Vec<_>>>()
-        };
-        let [m, n, k] = [m, n, k].map(|size| size as usize);
-        let (xs, ws) = (each(&[m, k], 1.0)?, each(&[n, k], (k as f32).sqrt().recip())?);
-        let mut run = |copy: usize| multiply(cx, product, &xs[copy], &ws[copy]).map(|y| vec![y]);
-        drop(run(0)?);
+        let dense = Dense::new(&Maker::new(*cx), product, copies)?;
+        drop(dense.run(cx, 0)?);
         let rates = cx.device.spec().rates;
         let floor = (bytes as f64 / rates.dram).max(2.0 * (m * n * k) as f64 / rates.fp8);
-        rig.watch(cx).time(copies, floor, &mut run)
+        rig.watch(cx).time(copies, floor, &mut |copy| dense.run(cx, copy))
     })
 }
 
-fn multiply(cx: &Cx, product: Product, x: &Tensor, w: &Tensor) -> Result<Tensor> {
-    let y = cx.alloc("bench", "y", product.out, &[product.m as usize, product.n as usize])?;
-    if let Some(cuda) = cx.device.as_cuda() {
-        cuda.product(product, x.arg(), w.arg(), y.arg())?;
+/// A product of dense rows with copies of its operands: bf16, or e4m3 codes under one scale each.
+pub(super) struct Dense {
+    product: Product,
+    xs: Vec<Tensor>,
+    ws: Vec<Tensor>,
+}
+
+impl Dense {
+    /// Bytes of one copy and its result.
+    pub(super) fn bytes(product: Product) -> u64 {
+        let Product { m, n, k, operands, out, .. } = product;
+        (m * k + n * k) * operands.bytes() + m * n * out.bytes()
     }
-    Ok(y)
+
+    pub(super) fn new(make: &Maker, product: Product, copies: usize) -> Result<Dense> {
+        let [m, n, k] = [product.m, product.n, product.k].map(|size| size as usize);
+        let each = |shape: &[usize], std: f32| {
+            (0..copies).map(|_| make.normal(product.operands, shape, 0.0, std)).collect::<Result<Vec<_>>>()
+        };
+        Ok(Dense { product, xs: each(&[m, k], 1.0)?, ws: each(&[n, k], (k as f32).sqrt().recip())? })
+    }
+
+    pub(super) fn run(&self, cx: &Cx, copy: usize) -> Result<Vec<Tensor>> {
+        let Product { m, n, out, .. } = self.product;
+        let y = cx.alloc("bench", "y", out, &[m as usize, n as usize])?;
+        if let Some(cuda) = cx.device.as_cuda() {
+            cuda.product(self.product, self.xs[copy].arg(), self.ws[copy].arg(), y.arg())?;
+        }
+        Ok(vec![y])
+    }
 }

@@ -24,6 +24,7 @@ mod mem;
 mod nightly;
 mod ops;
 mod plan;
+mod rates;
 mod replan;
 mod report;
 mod results;
