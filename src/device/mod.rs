@@ -135,7 +135,7 @@ impl Device {
 
     /// Takes `bytes` from one end of the slab.
     pub fn alloc(self: &Arc<Self>, end: End, tag: Tag, bytes: u64) -> Result<Buffer> {
-        let guard = if self.guarded() { GUARD_BYTES } else { 0 };
+        let guard = if self.is_guarded() { GUARD_BYTES } else { 0 };
         let block = self.pool().alloc(end, tag, bytes + guard)?;
         let guarded = (guard > 0).then_some(tag);
         let mut buffer = Buffer { device: Arc::clone(self), block: Some(block), bytes, guarded };
@@ -165,7 +165,8 @@ impl Device {
         self.pool().arena_owners()
     }
 
-    fn guarded(&self) -> bool {
+    /// Whether a guard band follows each buffer, which takes bytes that no plan has.
+    pub fn is_guarded(&self) -> bool {
         self.poison && matches!(self.arm, Arm::Cuda(_))
     }
 

@@ -1,7 +1,7 @@
 //! The engine: continuous batching of prefill pieces and decodes under a token budget, every step proven to fit before
 //! its first launch.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -73,7 +73,8 @@ pub struct Engine {
     runner: Runner,
     /// The same on the plan device, where each step runs first; `None` if the engine itself is on the plan device.
     twin: Option<Runner>,
-    proven: HashSet<Shape>,
+    /// Steps that were seen to fit, and the bytes they were planned to take.
+    proven: HashMap<Shape, Planned>,
     free: Free,
     next_id: u64,
     waiting: VecDeque<Sequence>,
@@ -152,7 +153,7 @@ impl Engine {
             source,
             runner,
             twin,
-            proven: HashSet::new(),
+            proven: HashMap::new(),
             free,
             next_id: 0,
             waiting: VecDeque::new(),
@@ -304,10 +305,13 @@ impl Engine {
             return Ok(None);
         }
         let plan = self.build(&parts);
-        if let Err(refused) = self.prove(&plan) {
-            self.readmit(running.saturating_sub(preempted));
-            return Err(refused);
-        }
+        let planned = match self.prove(&plan) {
+            Ok(planned) => planned,
+            Err(refused) => {
+                self.readmit(running.saturating_sub(preempted));
+                return Err(refused);
+            }
+        };
         let start = Instant::now();
         let ran = self
             .prime(running.saturating_sub(preempted))
@@ -321,6 +325,7 @@ impl Engine {
         }
         let elapsed = start.elapsed();
         let memory = self.runner.report();
+        let ran = ran.and_then(|result| self.as_planned(planned, &memory).map(|()| result));
         let (records, metered) = match ran {
             Ok(mut result) => {
                 let metered = std::mem::take(&mut result.metered);
@@ -343,6 +348,22 @@ impl Engine {
             memory,
             metered,
         }))
+    }
+
+    /// An error where a step took other bytes than its plan: every fit and every gate rests on their being equal.
+    fn as_planned(&self, planned: Option<Planned>, memory: &Report) -> Result<()> {
+        let (Some(planned), taken) = (planned, Planned::of(memory)) else { return Ok(()) };
+        // Guard bands, and what such a fault leaves behind, are bytes that no plan has.
+        let unplanned = self.runner.device().is_guarded() || self.options.fault.is_some_and(Fault::outlives_its_step);
+        if taken == planned || unplanned {
+            return Ok(());
+        }
+        let owner = memory
+            .owners
+            .first()
+            .map_or(String::new(), |(owner, bytes)| format!("; {owner} holds the most, {bytes} B"));
+        let what = format!("took {taken}, and {planned} were planned{owner}");
+        Err(Error::shape("step", what))
     }
 
     /// Chooses the step's sequences and gives them pages; admits and preempts as the pool allows.
@@ -479,9 +500,9 @@ impl Engine {
         plan
     }
 
-    /// Runs the step on the plan twin: an error means it does not fit, and nothing has been launched.
-    fn prove(&mut self, plan: &StepPlan) -> Result<()> {
-        let Some(twin) = &mut self.twin else { return Ok(()) };
+    /// Runs the step on the plan twin: an error means it does not fit, and nothing has been launched. The bytes it is to take.
+    fn prove(&mut self, plan: &StepPlan) -> Result<Option<Planned>> {
+        let Some(twin) = &mut self.twin else { return Ok(None) };
         let shape = Shape {
             decodes: plan.decodes,
             prompts: plan.spans[plan.decodes..].iter().map(|s| (s.len, s.context == 0)).collect(),
@@ -491,18 +512,18 @@ impl Engine {
         };
         // The sampler's lists have any length; steps without them are told apart by their shape.
         let listed = plan.samples.iter().any(|s| s.params.edits() > 0);
-        if !listed && self.proven.contains(&shape) {
-            return Ok(());
+        if let Some(planned) = self.proven.get(&shape).filter(|_| !listed) {
+            return Ok(Some(*planned));
         }
         twin.run(plan, self.options.fault, None, None)?;
-        if listed {
-            return Ok(());
+        let planned = Planned::of(&twin.report());
+        if !listed {
+            if self.proven.len() >= REMEMBERED_SHAPES {
+                self.proven.clear();
+            }
+            self.proven.insert(shape, planned);
         }
-        if self.proven.len() >= REMEMBERED_SHAPES {
-            self.proven.clear();
-        }
-        self.proven.insert(shape);
-        Ok(())
+        Ok(Some(planned))
     }
 
     fn commit(&mut self, parts: &[Part], plan: &StepPlan, result: StepResult) -> Vec<Record> {
@@ -615,6 +636,25 @@ fn within_host_memory(device: &Device, sizing: &Sizing) -> Result<()> {
         what: format!("{needed} B ({}) on the cpu device of a machine with {has} B ({})", mib(needed), mib(has)),
         supported: "--device plan needs no memory for values".into(),
     })
+}
+
+/// What a step takes of the slab, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Planned {
+    resident: u64,
+    transient: u64,
+}
+
+impl Planned {
+    fn of(report: &Report) -> Planned {
+        Planned { resident: report.resident, transient: report.transient_peak }
+    }
+}
+
+impl std::fmt::Display for Planned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} B resident and {} B in passing", self.resident, self.transient)
+    }
 }
 
 fn twin(runner: &Runner, source: &Source, options: Options, sizing: &Sizing) -> Result<Runner> {

@@ -68,6 +68,11 @@ impl Fault {
         Some(self).filter(|fault| *fault != Fault::SlowKernel)
     }
 
+    /// Whether what it leaves behind makes a step's bytes depend on the steps before, as no plan knows them.
+    pub(super) fn outlives_its_step(self) -> bool {
+        matches!(self, Fault::Leak | Fault::Fragment)
+    }
+
     pub(super) fn head(self) -> Option<HeadFault> {
         match self {
             Fault::FullWindowHead => Some(HeadFault::FullWindow),

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use highwater::engine::{Engine, Fault, Finish, KvBudget, Logits, Options, Policy, Request};
+use highwater::mem::{End, Layer, Tag};
 use highwater::ops::{Limits, Numerics};
 
 use crate::fixture::{
@@ -212,6 +213,22 @@ fn a_refused_step_changes_nothing_and_the_engine_goes_on() {
     assert_eq!(engine.unfinished(), 0);
     let got = run(&mut engine, Request::greedy(golden("dense_bf16").prompt(7), 2));
     assert_eq!(got.tokens.len(), 2);
+}
+
+/// What holds every fit: a step that takes other bytes than its plan is an error with both numbers, not a result.
+#[test]
+fn a_step_that_takes_other_bytes_than_its_plan_fails_and_says_both() {
+    let mut engine = engine("dense_bf16", options(Numerics::F32, 512, 2));
+    let submit = |engine: &mut Engine| engine.submit(Request::greedy(golden("dense_bf16").prompt(7), 1)).unwrap();
+    let tag = Tag::new(Layer::Other, "test", "stray");
+    let stray = engine.runner().device().alloc(End::Persistent, tag, 4096).unwrap();
+    let id = submit(&mut engine);
+    let finish = drain(&mut engine).remove(&id).unwrap().finish;
+    let Some(Finish::Failed(why)) = finish else { panic!("{finish:?}") };
+    assert!(why.contains("B resident") && why.contains("were planned"), "{why}");
+    drop(stray);
+    let id = submit(&mut engine);
+    assert_eq!(drain(&mut engine)[&id].finish, Some(Finish::Length));
 }
 
 #[test]
