@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use highwater::device::cuda::library;
 
 use self::process::Side;
 use crate::cli::flat;
@@ -140,7 +141,7 @@ pub(crate) fn ab(args: &AbArgs) -> Result<(), Failure> {
     }
     progress.finish();
     // The same words again, with three times the blocks.
-    let next = next(args, &words);
+    let next = next(args, &words, library::folder());
     let mut report = match what {
         What::Sweep => sweeps(&folders, args, &next)?,
         What::Bench => kernels::report(&folders, args, &next)?,
@@ -155,11 +156,12 @@ pub(crate) fn ab(args: &AbArgs) -> Result<(), Failure> {
     report.end(args.judge.json, args.judge.markdown.as_deref())
 }
 
-fn next(args: &AbArgs, words: &[String]) -> String {
+fn next(args: &AbArgs, words: &[String], cuda: Option<&Path>) -> String {
     let (base, cand) = (args.base.display().to_string(), args.cand.display().to_string());
     let blocks = (3 * args.blocks).min(MOST_BLOCKS).to_string();
     let mut line =
         ["highwater", "ab", "--base", &base, "--cand", &cand, "--blocks", &blocks].map(str::to_owned).to_vec();
+    line.extend(cuda.map(|folder| format!("{}={}", library::FOLDER_FLAG, folder.display())));
     line.extend(args.base_arg.iter().map(|word| format!("--base-arg={word}")));
     line.extend(args.cand_arg.iter().map(|word| format!("--cand-arg={word}")));
     line.push("--".into());
@@ -251,7 +253,9 @@ mod tests {
         let Verb::Ab(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().verb else { panic!("not ab") };
         assert_eq!(args.cand_arg, ["--fault", "slow-kernel"]);
         assert_eq!(args.words, ["sweep", "tiny", "--output", "8"]);
-        let again = next(&args, &args.words);
+        let again = next(&args, &args.words, Some(Path::new("a toolkit")));
+        assert!(again.contains(" '--cuda=a toolkit' --cand-arg"), "{again}");
+        let again = next(&args, &args.words, None);
         assert!(
             again.contains("--blocks 36") && again.contains("--cand-arg=--fault --cand-arg=slow-kernel"),
             "{again}"

@@ -1,12 +1,14 @@
 //! The command line: verbs, flags, and what a value may be. Whatever can be refused without a model is refused here, with
 //! exit code 2.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use highwater::device::Arch;
+use highwater::device::cuda::library::FOLDER_FLAG;
 
 use crate::ab::{AB_HELP, AbArgs};
 use crate::axis::{AxisValues, MAX_BATCH, MAX_CHUNK, MAX_TOKENS, parse_count};
@@ -34,6 +36,10 @@ without one), card=rtx-4090,h200, workload=fixed,ladder";
 #[derive(Debug, Parser)]
 #[command(name = "highwater", version, about, after_help = EXIT_CODES, arg_required_else_help = true)]
 pub(crate) struct Cli {
+    /// The folder looked in first for NVRTC and cuBLASLt, before HIGHWATER_CUDA's: a CUDA 13 toolkit's, or one that pip
+    /// installed their wheels into
+    #[arg(long, global = true, value_name = "DIR", overrides_with = "cuda")]
+    pub(crate) cuda: Option<PathBuf>,
     /// What to do.
     #[command(subcommand)]
     pub(crate) verb: Verb,
@@ -85,6 +91,19 @@ pub(crate) enum Verb {
     Export(crate::formats::cli::ExportArgs),
     /// Make one HTML page of runs, complete in itself, or a short Markdown summary
     Report(crate::report::cli::ReportArgs),
+}
+
+/// Where the verb stands in the words of a command line, program included: after the flags that all verbs have.
+pub(crate) fn verb_at(words: &[impl AsRef<OsStr>]) -> Option<usize> {
+    let mut at = 1;
+    loop {
+        let word = words.get(at)?.as_ref().to_string_lossy();
+        match word.split_once('=') {
+            _ if word == FOLDER_FLAG => at += 2,
+            Some((FOLDER_FLAG, _)) => at += 1,
+            _ => return Some(at),
+        }
+    }
 }
 
 fn sweep_help() -> String {
@@ -602,6 +621,29 @@ mod tests {
     fn archs_are_known_by_their_numbers() {
         let Verb::Kernels(args) = parse("kernels gemm --arch sm_90a --arch 120a --arch 80").unwrap() else { panic!() };
         assert_eq!((args.filter.as_deref(), args.archs), (Some("gemm"), vec![Arch::Sm90a, Arch::Sm120a, Arch::Sm80]));
+    }
+
+    #[test]
+    fn the_folder_of_libraries_is_every_verb_s_flag_before_it_or_after() {
+        let cuda = |line: &str| {
+            let words: Vec<&str> = std::iter::once("highwater").chain(line.split_whitespace()).collect();
+            let cli = Cli::try_parse_from(&words).unwrap_or_else(|error| panic!("{line}: {error}"));
+            (cli.cuda.map(|folder| folder.display().to_string()), words[verb_at(&words).unwrap()].to_owned())
+        };
+        for verb in
+            ["kernels", "doctor", "bench", "sweep tiny", "plan tiny", "frontier tiny", "logits tiny --ids 1 --out f"]
+        {
+            let name = verb.split(' ').next().unwrap();
+            for line in [format!("--cuda d {verb}"), format!("{verb} --cuda d"), format!("--cuda=d {verb}")] {
+                assert_eq!(cuda(&line), (Some("d".into()), name.into()), "{line}");
+            }
+            assert_eq!(cuda(verb), (None, name.into()));
+        }
+        // The last is taken, as of a worker's, which has the words before the verb after it.
+        assert_eq!(cuda("sweep --cuda d --cuda e").0.as_deref(), Some("e"));
+        assert_eq!(cuda("--cuda d sweep --cuda e").0.as_deref(), Some("e"));
+        assert_eq!(verb_at(&["highwater", "--cuda"]), None);
+        assert_eq!(verb_at(&["highwater"]), None);
     }
 
     #[test]

@@ -24,6 +24,8 @@ struct Report {
     /// The driver's own version, and the CUDA version it speaks.
     driver: Option<String>,
     cuda: Option<String>,
+    /// Where NVRTC and cuBLASLt are looked for first, if the command line says so.
+    folder: Option<String>,
     libraries: Vec<Found>,
     cards: Vec<CardNow>,
     abilities: Vec<Ability>,
@@ -114,7 +116,8 @@ fn look() -> Report {
     let compiler = emulator::unavailable();
     missing.extend(compiler.as_ref().map(ToString::to_string));
     let abilities = abilities(&libraries, &cards, compiler.map(|error| error.to_string()));
-    Report { version: env!("CARGO_PKG_VERSION"), driver, cuda: spoken, libraries, cards, abilities, missing }
+    let folder = library::folder().map(|folder| folder.display().to_string());
+    Report { version: env!("CARGO_PKG_VERSION"), driver, cuda: spoken, folder, libraries, cards, abilities, missing }
 }
 
 fn now(card: &Card, management: Option<&Management>) -> CardNow {
@@ -152,6 +155,9 @@ fn text(report: &Report) -> String {
     let _ = writeln!(text, "highwater {}", report.version);
     let _ = writeln!(text, "driver {}, CUDA {}", or(&report.driver), or(&report.cuda));
     text.push_str("\nlibraries\n");
+    if let Some(folder) = &report.folder {
+        let _ = writeln!(text, "  looked for first in {folder} ({})", library::FOLDER_FLAG);
+    }
     for Found { name, place, version, .. } in &report.libraries {
         let version = version.as_ref().map_or(String::new(), |version| format!("{version}, "));
         let _ = match place {
@@ -255,6 +261,7 @@ mod tests {
             version: "0.1.0",
             driver: Some("580.95".into()),
             cuda: Some("13.0".into()),
+            folder: Some("/a/toolkit".into()),
             libraries,
             cards,
             abilities,
@@ -263,6 +270,7 @@ mod tests {
         let text = text(&report);
         for part in [
             "driver 580.95, CUDA 13.0",
+            "libraries\n  looked for first in /a/toolkit (--cuda)\n  libcuda.so.1",
             "cuda:0  NVIDIA H200, sm_90a (capability 9.0), 132 SMs, 139.80 GiB",
             "no  cuda:0: libnvrtc.so.13 missing",
             "missing\n  libnvrtc.so.13 was not found; get it",

@@ -82,6 +82,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use highwater::device::cuda::library;
 
 use crate::cli::{Cli, Verb};
 use crate::failure::Failure;
@@ -105,6 +106,8 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), Failure> {
+    // Before anything is loaded.
+    cli.cuda.as_deref().map_or(Ok(()), library::set_folder)?;
     match &cli.verb {
         Verb::Sweep(args) => run_sweep::sweep(args),
         Verb::Merge(args) => merge::merge(args),

@@ -12,7 +12,7 @@ use highwater::error::{Error, mib};
 use highwater::ops::Numerics;
 
 use crate::charts;
-use crate::cli::SweepArgs;
+use crate::cli::{SweepArgs, verb_at};
 use crate::edges::{Answer, Question, edge_text, edges};
 use crate::failure::Failure;
 use crate::formats::Writers;
@@ -147,8 +147,12 @@ fn group_rows(
 ) -> Result<Vec<Row>, Failure> {
     let progress = Progress::cells(jobs.iter().map(|jobs| jobs.len() as u64).sum());
     let timeout = Some(args.run.cell_timeout).filter(|seconds| *seconds > 0.0).map(Duration::from_secs_f64);
-    // The words after the verb, which a worker is started with.
-    let words: Vec<OsString> = std::env::args_os().skip(2).collect();
+    // A worker is started with all words but the program and the verb.
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    if let Some(verb) = verb_at(&words) {
+        words.remove(verb);
+    }
+    words.remove(0);
     let mut rows = Vec::new();
     for (number, (group, jobs)) in groups.iter().zip(jobs).enumerate() {
         let (source, template) = (&sources[number], &templates[number]);

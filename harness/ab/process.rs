@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use highwater::device::cuda::library;
 
 use crate::orphan::tie;
 
@@ -52,6 +53,8 @@ impl Side {
         let mut command = Command::new(&self.program);
         command.args(&self.words).arg("--out").arg(folder);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        // Not by the flag, which an earlier build does not have; its own words may still say another.
+        command.envs(library::folder().map(|named| (library::FOLDER_VARIABLE, named)));
         tie(&mut command);
         let mut child = command.spawn().with_context(|| format!("{} cannot be started", whose()))?;
         let tail = tail_of(&mut child);

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::cli::verb_at;
 use crate::provenance::command_line;
 use crate::record::Row;
 use crate::verdict::{Comparison, LEAST_SAMPLES, MOST_HALF_WIDTH};
@@ -36,12 +37,12 @@ fn repetitions(had: usize, compared: Option<&Comparison>) -> usize {
 /// `None` where the row does not hold a sweep's command line.
 pub(crate) fn sweep(row: &Row, out: &Path, compared: Option<&Comparison>) -> Option<String> {
     let words = words(&row.argv)?;
-    let mut words = words.into_iter();
-    let program = words.next()?;
-    if words.next()? != "sweep" {
+    let verb = verb_at(&words)?;
+    if words[verb] != "sweep" {
         return None;
     }
-    let (mut kept, mut had) = (vec![program, "sweep".to_owned()], CELL_SECONDS);
+    let (mut kept, mut had) = (words[..=verb].to_vec(), CELL_SECONDS);
+    let mut words = words.into_iter().skip(verb + 1);
     while let Some(word) = words.next() {
         let (flag, inline) = match word.split_once('=') {
             Some((flag, value)) if flag.starts_with("--") => (flag, Some(value.to_owned())),
@@ -143,6 +144,9 @@ mod tests {
             "highwater sweep 'my model' --axis kv-dtype=fp8 --vram 16GiB --axis chunk=64 --axis batch=2 --axis depth=4096 \
              --repetitions 20 --cell-seconds 20 --out new"
         );
+        let named = Row { argv: "highwater --cuda 'my toolkit' sweep tiny --out old".into(), ..ok_row(64, 2, 64) };
+        let line = sweep(&named, Path::new("new"), None).unwrap();
+        assert!(line.starts_with("highwater --cuda 'my toolkit' sweep tiny --axis chunk=64 "), "{line}");
         for argv in ["", "highwater", "highwater plan x", "highwater sweep --out", "highwater sweep 'x"] {
             assert_eq!(sweep(&Row { argv: argv.into(), ..row.clone() }, Path::new("new"), None), None, "{argv}");
         }

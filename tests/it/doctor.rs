@@ -54,6 +54,47 @@ fn it_says_what_this_machine_can_do_and_how_to_get_the_rest() {
 }
 
 #[test]
+fn a_folder_of_libraries_that_has_none_is_refused_with_what_was_looked_for() {
+    let empty = tempfile::tempdir().unwrap();
+    let (folder, gone) = (empty.path().display().to_string(), empty.path().join("gone").display().to_string());
+    for (named, words) in [
+        (&folder, "has neither libnvrtc.so.13 nor libcublasLt.so.13, in itself or in lib, lib64"),
+        (&gone, "is no folder; libnvrtc.so.13 and"),
+    ] {
+        let (code, out, err) = doctor(&["--cuda", named]);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
+        assert!(err.starts_with(&format!("error: --cuda: {named} {words}")), "{err}");
+        assert!(err.contains("pip install --target DIR nvidia-cuda-nvrtc nvidia-cublas"), "{err}");
+    }
+    // Of every verb, before it does anything.
+    for verb in [&["sweep", "tiny", "--device", "plan"][..], &["kernels"], &["bench"], &["plan", "tiny"]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_highwater")).args(["--cuda", &gone]).args(verb).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{verb:?}");
+    }
+    assert_eq!(doctor(&["--cuda"]).0, Some(2));
+}
+
+#[test]
+fn a_library_of_the_named_folder_that_does_not_load_is_no_other_folder_s() {
+    for layout in ["", "lib64", "nvidia/cu13/lib", "lib/python3.12/site-packages/nvidia/cu13/lib"] {
+        let dir = tempfile::tempdir().unwrap();
+        let inside = dir.path().join(layout);
+        std::fs::create_dir_all(&inside).unwrap();
+        std::fs::write(inside.join("libcublasLt.so.13"), "no library").unwrap();
+        let (code, out, err) = doctor(&["--json", "--cuda", &dir.path().display().to_string()]);
+        assert_eq!(code, Some(0), "{err}");
+        let report: Value = serde_json::from_str(&out).unwrap();
+        let whole = dir.path().canonicalize().unwrap();
+        assert_eq!(report["folder"], whole.display().to_string());
+        let blas = report["libraries"].as_array().unwrap().iter().find(|l| l["name"] == "libcublasLt.so.13").unwrap();
+        let missing = blas["missing"].as_str().unwrap();
+        let file = whole.join(layout).join("libcublasLt.so.13");
+        assert!(missing.starts_with(&format!("{} cannot be loaded; ", file.display())), "{missing}");
+        assert!(blas["place"].is_null(), "{blas}");
+    }
+}
+
+#[test]
 fn calibration_needs_a_card_and_says_so() {
     let (code, _, err) = doctor(&["--calibrate", "--device", "cpu"]);
     assert_eq!(code, Some(1));

@@ -182,6 +182,28 @@ fn a_damaged_cache_entry_is_compiled_again() {
 }
 
 #[test]
+fn the_folder_of_the_flag_comes_before_the_environment_s() {
+    let Some(wheels) = wheels() else {
+        println!("skipped: NVRTC is the loader's own, and in no folder to be named");
+        return;
+    };
+    // The environment's folder holds a file that is no library, which is passed over.
+    let broken = tempfile::tempdir().unwrap();
+    std::fs::write(broken.path().join("libnvrtc.so.13"), "no library").unwrap();
+    let library = |flag: &Path, variable: &Path| {
+        let mut verb = verb(&["stream", "--arch", "sm_90a", "--cuda", &flag.display().to_string()]);
+        verb.command.env(library::FOLDER_VARIABLE, variable);
+        verb
+    };
+    let report = library(wheels, broken.path()).json();
+    let (place, whole) = (report["library"].as_str().unwrap().to_owned(), wheels.canonicalize().unwrap());
+    assert!(Path::new(&place).starts_with(&whole), "{place} is not in {}", whole.display());
+    // The flag's is not passed over for the environment's.
+    let error = library(broken.path(), wheels).refused();
+    assert!(error.contains("libnvrtc.so.13 cannot be loaded; "), "{error}");
+}
+
+#[test]
 fn a_machine_without_nvrtc_is_told_how_to_get_it() {
     let away = tempfile::tempdir().unwrap();
     let program = away.path().join("highwater");
@@ -201,4 +223,5 @@ fn a_machine_without_nvrtc_is_told_how_to_get_it() {
     }
     assert_eq!(output.status.code(), Some(1), "{err}");
     assert!(err.starts_with("error: libnvrtc.so.13 was not found; install the CUDA 13 toolkit"), "{err}");
+    assert!(err.contains("--cuda DIR or HIGHWATER_CUDA"), "{err}");
 }

@@ -50,7 +50,8 @@ def install(build, folder):
     sys.exit(
         f"{WHEEL} could not be installed. The test command compiles every kernel and needs NVRTC: install pip for "
         f"{sys.executable} (on Debian: python3-pip, or python3-venv) and have a package index within reach, or install "
-        "the CUDA 13 toolkit, or set HIGHWATER_CUDA to a folder with libnvrtc.so.13. What was tried:\n" + "\n".join(said)
+        "the CUDA 13 toolkit, or name a folder with libnvrtc.so.13 in HIGHWATER_CUDA (or by --cuda where highwater is run by "
+        "hand). What was tried:\n" + "\n".join(said)
     )
 
 

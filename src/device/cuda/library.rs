@@ -1,14 +1,21 @@
-//! Where the vendor's libraries are. Each is looked for in the loader's own places, then in a toolkit's folders, then in
-//! the layout of the PyPI wheels; one that is missing is a sentence that says how to get it.
+//! Where the vendor's libraries are. Each is looked for in the folder the command line names, then in those the environment
+//! names, then in a toolkit's, each by itself, as a toolkit is laid out and as pip lays out wheels; last in the loader's own
+//! places. One that is missing is a sentence that says how to get it.
 #![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
 
 /// Names a folder that is looked in first: one with the libraries, or one that pip installed wheels into.
 pub const FOLDER_VARIABLE: &str = "HIGHWATER_CUDA";
+/// The flag that names one to be looked in before that.
+pub const FOLDER_FLAG: &str = "--cuda";
+/// Where in a folder libraries lie: in itself, as in a toolkit, as in wheels.
+const LAYOUTS: [&str; 5] = ["", "lib", "lib64", "nvidia/cu13/lib", "cu13/lib"];
+/// The same in a folder of `lib` that is a virtual environment's, `pythonX.Y`.
+const ENVIRONMENT_LAYOUT: &str = "site-packages/nvidia/cu13/lib";
 
 /// The folder, inside a build folder, that the test command installs wheels into.
 pub const WHEELS: &str = "cuda-wheels";
@@ -43,28 +50,60 @@ impl Library {
                 "install NVIDIA's driver, version 580 or later; without a card --device plan and --device cpu work"
             }
             Library::Nvrtc => {
-                "install the CUDA 13 toolkit, or `pip install nvidia-cuda-nvrtc` and set HIGHWATER_CUDA to the folder it \
-                 went to"
+                "install the CUDA 13 toolkit, or `pip install --target DIR nvidia-cuda-nvrtc`, and name its folder by --cuda DIR \
+                 or HIGHWATER_CUDA"
             }
             Library::CublasLt => {
-                "install the CUDA 13 toolkit, or `pip install nvidia-cublas` and set HIGHWATER_CUDA to the folder it went to"
+                "install the CUDA 13 toolkit, or `pip install --target DIR nvidia-cublas`, and name its folder by --cuda DIR or \
+                 HIGHWATER_CUDA"
             }
         }
     }
 }
 
+/// The folder the command line names.
+static NAMED: OnceLock<PathBuf> = OnceLock::new();
+
+/// Makes `folder` the one that is looked in first from here on; to be called before anything is loaded. It must hold one of
+/// the libraries: who names a folder means what is in it.
+pub fn set_folder(folder: &Path) -> Result<()> {
+    let refused = |what: String| Error::Request { param: FOLDER_FLAG, what: format!("{} {what}", folder.display()) };
+    let wanted = [Library::Nvrtc, Library::CublasLt].map(Library::soname);
+    let hint = "name the folder of a CUDA 13 toolkit, or one filled by `pip install --target DIR nvidia-cuda-nvrtc \
+                nvidia-cublas`";
+    let [nvrtc, blas] = wanted;
+    if !folder.is_dir() {
+        return Err(refused(format!("is no folder; {nvrtc} and {blas} are looked for in it: {hint}")));
+    }
+    let whole = folder.canonicalize().map_err(Error::io(folder))?;
+    if !laid_out(&whole).iter().any(|inside| wanted.iter().any(|name| inside.join(name).is_file())) {
+        let inside = LAYOUTS[1..].join(", ");
+        let what =
+            format!("has neither {nvrtc} nor {blas}, in itself or in {inside}, lib/python*/{ENVIRONMENT_LAYOUT}");
+        return Err(refused(format!("{what}; {hint}")));
+    }
+    NAMED.set(whole).map_err(|_| refused("is the second; one is looked in first".into()))
+}
+
+/// The folder that [`set_folder`] set.
+pub fn folder() -> Option<&'static Path> {
+    NAMED.get().map(PathBuf::as_path)
+}
+
+/// `base` and the folders in it that may hold libraries.
+fn laid_out(base: &Path) -> Vec<PathBuf> {
+    let inside = LAYOUTS.map(|part| if part.is_empty() { base.to_owned() } else { base.join(part) });
+    let pythons = std::fs::read_dir(base.join("lib")).into_iter().flatten().flatten();
+    inside.into_iter().chain(pythons.map(|entry| entry.path().join(ENVIRONMENT_LAYOUT))).collect()
+}
+
 /// Folders that may hold libraries, in the order they are tried.
 fn folders() -> Vec<PathBuf> {
     let mut folders = Vec::new();
-    let mut with_layouts = |base: &Path| {
-        for part in ["", "lib", "lib64", "nvidia/cu13/lib", "cu13/lib"] {
-            folders.push(if part.is_empty() { base.to_owned() } else { base.join(part) });
-        }
-        // A virtual environment: lib/pythonX.Y/site-packages.
-        for entry in std::fs::read_dir(base.join("lib")).into_iter().flatten().flatten() {
-            folders.push(entry.path().join("site-packages/nvidia/cu13/lib"));
-        }
-    };
+    let mut with_layouts = |base: &Path| folders.extend(laid_out(base));
+    if let Some(named) = folder() {
+        with_layouts(named);
+    }
     for name in [FOLDER_VARIABLE, "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV"] {
         if let Some(value) = std::env::var_os(name).filter(|v| !v.is_empty()) {
             with_layouts(Path::new(&value));
@@ -88,12 +127,12 @@ pub fn load(library: Library) -> Result<String> {
         return Ok(place.clone());
     }
     let missing = || Error::device(format!("{} was not found", library.soname()), library.how_to_get());
-    let place = find(library).ok_or_else(missing)?;
+    let place = find(library)?.ok_or_else(missing)?;
     found.push((library, place.clone()));
     Ok(place)
 }
 
-fn find(library: Library) -> Option<String> {
+fn find(library: Library) -> Result<Option<String>> {
     let soname = library.soname();
     if library != Library::Driver {
         for folder in folders() {
@@ -105,27 +144,28 @@ fn find(library: Library) -> Option<String> {
             if library == Library::Nvrtc {
                 for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
                     if entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so") {
-                        open(&entry.path());
+                        let _ = open(&entry.path());
                     }
                 }
             }
-            if open(&file) {
-                return Some(file.display().to_string());
+            match open(&file) {
+                Ok(()) => return Ok(Some(file.display().to_string())),
+                // Who named the folder is not given another's library without a word.
+                Err(why) if self::folder().is_some_and(|named| folder.starts_with(named)) => {
+                    return Err(Error::device(format!("{} cannot be loaded", file.display()), why.to_string()));
+                }
+                Err(_) => {}
             }
         }
     }
-    open(Path::new(soname)).then(|| format!("{soname}, by the loader"))
+    Ok(open(Path::new(soname)).is_ok().then(|| format!("{soname}, by the loader")))
 }
 
 /// Opens a library for the rest of the process; later lookups of its name find it.
-fn open(file: &Path) -> bool {
+fn open(file: &Path) -> std::result::Result<(), libloading::Error> {
     use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_NOW};
     // SAFETY: the vendor's libraries run their own constructors only, and the handle is never closed.
-    match unsafe { Handle::open(Some(file), RTLD_NOW | RTLD_GLOBAL) } {
-        Ok(handle) => {
-            std::mem::forget(handle);
-            true
-        }
-        Err(_) => false,
-    }
+    let handle = unsafe { Handle::open(Some(file), RTLD_NOW | RTLD_GLOBAL) }?;
+    std::mem::forget(handle);
+    Ok(())
 }
