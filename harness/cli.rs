@@ -171,9 +171,12 @@ pub(crate) struct PlanArgs {
 pub(crate) struct FrontierArgs {
     /// A checkpoint folder, or GEOMETRY[:layers=N][@RECIPE]
     pub(crate) model: String,
-    /// A card to plan for; may be repeated
+    /// A card whose sizes and tactics are taken; may be repeated
     #[arg(long = "card", value_name = "NAME")]
     pub(crate) cards: Vec<String>,
+    /// plan, or a device on which every answer is a run: cuda:N, cpu, emulated
+    #[arg(long, default_value = "plan", value_parser = flat(device))]
+    pub(crate) device: DeviceChoice,
     /// The batches, as batch=VALUES, and the depths, as depth=VALUES [default: batch=1 depth=0]
     #[arg(long = "axis", value_name = "NAME=VALUES", value_parser = flat(AxisValues::from_str), long_help = AXES)]
     pub(crate) axes: Vec<AxisValues>,

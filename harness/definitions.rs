@@ -44,7 +44,7 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
         term: "repetitions",
         columns: &["warm_up", "stopped_by"],
         text: "passes thrown away before the first repetition; what ended the repetitions: interval (half the 95 % interval of the \
-               medians of prefill and TPOT within --precision, at 10 repetitions or more), time (--cell-seconds), or count \
+               medians of prefill and TPOT within --precision, at 10 repetitions or more), time (--cell-seconds, from the last warm-up pass on), or count \
                (--repetitions, or 40, or too many disturbed ones)",
     },
     Definition {

@@ -6,16 +6,17 @@ use highwater::ops::Numerics;
 
 use crate::axis::{Axis, Cell, Grid};
 use crate::cell::{EngineRunner, Workload};
-use crate::cli::FrontierArgs;
+use crate::cli::{DeviceChoice, FrontierArgs};
 use crate::failure::Failure;
 use crate::frontier::{Edge, STEP_TOKENS, largest_chunk};
+use crate::measure::Rules;
 use crate::out::print;
 use crate::provenance::rfc3339_utc;
 use crate::record::Row;
 use crate::status::Status;
 use crate::sweep::Runner as _;
 use crate::table::{Align, Table, or_null};
-use crate::target::{Kind, Model, Place, Values, template};
+use crate::target::{Model, Place, Values, template};
 
 /// Tokens each sequence decodes in a cell of the frontier: enough to run the decode kernels.
 const OUTPUT_TOKENS: u64 = 2;
@@ -74,6 +75,8 @@ pub(crate) fn edges(
         output: OUTPUT_TOKENS,
         kv_tokens: question.kv_tokens,
         context: Some(question.context),
+        // Whether it fits is asked, not how fast it is.
+        rules: Rules { repetitions: Some(1), ..Rules::default() },
         ..Workload::default()
     };
     let mut runner = EngineRunner::new(model.clone(), place.clone(), values, workload);
@@ -114,12 +117,12 @@ pub(crate) fn edges(
     Ok(answers)
 }
 
-/// The places of `--card` (this machine where none is given), to plan for.
-pub(crate) fn places(names: &[String], vram: Option<u64>) -> Result<Vec<Place>, Failure> {
+/// The places of `--card` (this machine where none is given) on a device.
+pub(crate) fn places(device: DeviceChoice, names: &[String], vram: Option<u64>) -> Result<Vec<Place>, Failure> {
     if names.is_empty() {
-        return Ok(vec![Place::new(None, vram, Kind::Plan)?]);
+        return Ok(vec![Place::choose(device, None, vram)?]);
     }
-    names.iter().map(|name| Ok(Place::new(Some(name), vram, Kind::Plan)?)).collect()
+    names.iter().map(|name| Ok(Place::choose(device, Some(name), vram)?)).collect()
 }
 
 /// `frontier`.
@@ -136,6 +139,7 @@ pub(crate) fn frontier(args: &FrontierArgs) -> Result<(), Failure> {
     let mut table = Table::new(&[
         ("model", Align::Left),
         ("card", Align::Left),
+        ("device", Align::Left),
         ("fault", Align::Left),
         ("batch", Align::Right),
         ("depth", Align::Right),
@@ -144,11 +148,12 @@ pub(crate) fn frontier(args: &FrontierArgs) -> Result<(), Failure> {
         ("free there", Align::Right),
         ("does not fit beyond", Align::Left),
     ]);
-    for place in places(&args.cards, args.budget.vram)? {
+    for place in places(args.device, &args.cards, args.budget.vram)? {
         for answer in edges(&model, &place, values, &points, question)? {
             table.push(vec![
                 args.model.clone(),
                 place.spec.name.into(),
+                answer.row.device.clone(),
                 or_null(values.fault, |f| f.name().to_owned()),
                 answer.row.batch.to_string(),
                 answer.row.depth.to_string(),

@@ -32,7 +32,7 @@ const MOST_COOL_DOWNS: usize = 10;
 pub(crate) struct Rules {
     /// Half the width of the interval of the median, as a fraction of it, at which prefill and TPOT are known well enough.
     pub(crate) precision: f64,
-    /// Seconds of a cell after which no repetition begins.
+    /// Seconds after the warm-up after which no repetition begins.
     pub(crate) seconds: f64,
     /// This many repetitions, whatever the interval.
     pub(crate) repetitions: Option<u64>,
@@ -124,8 +124,9 @@ pub(crate) struct Measure<'a, 'card, P> {
 impl<P> Measure<'_, '_, P> {
     /// Runs `run`, which is told how many passes were before it, until the rules say enough. The first error ends all.
     pub(crate) fn run(mut self, run: &mut dyn FnMut(usize) -> Result<P>) -> Result<Measured<P>> {
+        let warm = self.warm_up(run)?;
+        // What is compiled and loaded in the first pass takes none of the repetitions' time.
         let begun = self.clock.now();
-        let warm = self.warm_up(begun, run)?;
         let wanted = self.rules.repetitions.map(|n| n.clamp(1, usize::MAX as u64 / 4) as usize);
         let (mut passes, mut seen, mut cool_downs) = (Vec::new(), Vec::<Seen>::new(), 0);
         let (mut paused, mut next_look) = (0.0, LEAST);
@@ -168,8 +169,9 @@ impl<P> Measure<'_, '_, P> {
     }
 
     /// Passes that load, compile and touch what the first time does; more while each is still much faster than the last.
-    fn warm_up(&self, begun: f64, run: &mut dyn FnMut(usize) -> Result<P>) -> Result<Vec<P>> {
+    fn warm_up(&self, run: &mut dyn FnMut(usize) -> Result<P>) -> Result<Vec<P>> {
         let (mut warm, mut last) = (Vec::new(), None);
+        let begun = self.clock.now();
         loop {
             let start = self.clock.now();
             warm.push(run(warm.len())?);
@@ -278,8 +280,12 @@ mod tests {
     #[test]
     fn time_ends_it_and_one_repetition_is_always_made() {
         let (done, _) = measured(Rules { seconds: 3.5, ..Rules::default() }, None, |_| 1.0, noisy);
-        // One warm-up pass, then three repetitions: the last begins before the time is up.
-        assert_eq!((done.stop, done.warm.len(), done.passes.len()), (Stop::Time, 1, 3));
+        // One warm-up pass, then four repetitions: the last begins before the time is up, which begins after the warm-up.
+        assert_eq!((done.stop, done.warm.len(), done.passes.len()), (Stop::Time, 1, 4));
+        // A first pass that compiles for longer than the cell may take costs no repetition.
+        let (done, _) =
+            measured(Rules { seconds: 3.5, ..Rules::default() }, None, |at| if at == 0 { 60.0 } else { 1.0 }, noisy);
+        assert_eq!((done.stop, done.passes.len()), (Stop::Time, 4));
         let (done, _) = measured(Rules::default(), None, |_| 100.0, noisy);
         assert_eq!((done.stop, done.warm.len(), done.passes, done.settled.kept), (Stop::Time, 1, vec![1], vec![0]));
     }

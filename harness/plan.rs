@@ -11,7 +11,7 @@ use highwater::ops::{Limits, Numerics};
 
 use crate::axis::Cell;
 use crate::cell::{EngineRunner, Workload, pool_holds};
-use crate::cli::PlanArgs;
+use crate::cli::{DeviceChoice, PlanArgs};
 use crate::definitions;
 use crate::edges::{Question, edge_text, edges, places};
 use crate::failure::Failure;
@@ -35,7 +35,7 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
         batch: args.batch as usize,
         context: args.context as usize,
     };
-    let places = places(&args.cards, args.budget.vram)?;
+    let places = places(DeviceChoice::Plan, &args.cards, args.budget.vram)?;
     if args.traffic {
         return Ok(print(&traffic_text(&source, &places, values.numerics, args.batch, args.context)?)?);
     }

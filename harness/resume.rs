@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::journal::Journal;
-use crate::journal_read::read_jsonl;
+use crate::journal_read::{read_csv, read_jsonl};
 use crate::out::note;
 use crate::planned::{FILE, Planned, PlannedCell, environments_differ};
 use crate::record::Row;
@@ -32,6 +32,15 @@ pub(crate) struct Policy {
 /// Whether `dir` holds a sweep to go on with, as opposed to nothing.
 pub(crate) fn is_begun(dir: &Path) -> Result<bool> {
     if dir.join(FILE).exists() {
+        // Rows that stand in the CSV alone would be lost: they hold no samples to go on from.
+        let (jsonl, csv) = (dir.join("sweep.jsonl"), dir.join("sweep.csv"));
+        let rows = if jsonl.exists() || !csv.exists() { 0 } else { read_csv(&csv).map_or(1, |rows| rows.len()) };
+        ensure!(
+            rows == 0,
+            "{} is gone, and {} beside it holds {rows} rows; put it back, or run the sweep into another --out",
+            jsonl.display(),
+            csv.display()
+        );
         return Ok(true);
     }
     let earlier = dir.join("sweep.jsonl");

@@ -61,12 +61,12 @@ impl Place {
     /// What `--device`, `--card` and `--vram` ask for. `auto` computes on the first card, or on this machine's processor
     /// where there is none; with a card named, it plans.
     pub(crate) fn of(target: &cli::Target) -> Result<Place, Error> {
-        Place::by_card(target, target.card.as_deref())
+        Place::choose(target.device, target.card.as_deref(), target.budget.vram)
     }
 
     /// The same for one card of an axis of cards. One that cannot run here is a place too: its cells say so.
     pub(crate) fn of_axis(target: &cli::Target, card: &str) -> Result<Place, Error> {
-        match (Place::by_card(target, Some(card)), target.device) {
+        match (Place::choose(target.device, Some(card), target.budget.vram), target.device) {
             (Err(Error::Unsupported { .. }), DeviceChoice::Cuda(ordinal)) => {
                 Place::new(Some(card), target.budget.vram, Kind::Cuda(ordinal))
             }
@@ -74,9 +74,9 @@ impl Place {
         }
     }
 
-    fn by_card(target: &cli::Target, name: Option<&str>) -> Result<Place, Error> {
-        let vram = target.budget.vram;
-        let kind = match (target.device, name) {
+    /// The same, each by itself.
+    pub(crate) fn choose(device: DeviceChoice, name: Option<&str>, vram: Option<u64>) -> Result<Place, Error> {
+        let kind = match (device, name) {
             (DeviceChoice::Cuda(ordinal), _) => return Place::on_card(name, vram, ordinal),
             (DeviceChoice::Emulated, _) => return Place::new(name.or(Some(EMULATED_CARD)), vram, Kind::Emulated),
             (DeviceChoice::Auto, None) if info::cards().is_ok_and(|cards| !cards.is_empty()) => {

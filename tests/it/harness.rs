@@ -292,6 +292,11 @@ fn a_pool_too_small_for_the_batch_is_an_answer_everywhere() {
     // Five pages: a chunk of 256 stores 257 tokens.
     let some = frontier("320");
     assert!(some.contains(" 256 ") && some.contains("cache.kv"), "{some}");
+    // Where every answer is a run, it is the plan's.
+    let args = ["frontier", "tiny", "--vram", "1GiB", "--context", "1024", "--kv-tokens", "320", "--device", "cpu"];
+    let run = ok(&args).lines().nth(1).unwrap().to_owned();
+    let words = |line: &str| line.split_whitespace().map(|word| word.replace("cpu", "plan")).collect::<Vec<_>>();
+    assert_eq!((words(&run), run.contains(" cpu ")), (words(&some), true));
 }
 
 #[test]

@@ -309,6 +309,19 @@ fn a_sweep_killed_before_its_first_row_or_not_begun_starts_anew_with_resume() {
 }
 
 #[test]
+fn a_sweep_whose_journal_is_gone_keeps_its_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("run").display().to_string();
+    let args = ["sweep", "tiny", "--device", "plan", "--axis", "chunk=16,32", "--out", &out, "--resume"];
+    assert_eq!(code(&run(&args)), 0);
+    std::fs::remove_file(dir.path().join("run/sweep.jsonl")).unwrap();
+    let csv = std::fs::read(dir.path().join("run/sweep.csv")).unwrap();
+    let refused = run(&args);
+    assert!(code(&refused) == 1 && text(&refused).contains("holds 2 rows"), "{}", text(&refused));
+    assert!(csv == std::fs::read(dir.path().join("run/sweep.csv")).unwrap());
+}
+
+#[test]
 fn resuming_runs_failures_again_unless_told_to_keep_them() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("run");
