@@ -65,6 +65,24 @@ fn a_program_is_never_slower_or_faster_than_itself() {
 }
 
 #[test]
+fn both_sides_have_the_folder_of_libraries_that_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let toolkit = dir.path().join("toolkit");
+    fs::create_dir(&toolkit).unwrap();
+    // Never loaded: a plan needs no library.
+    fs::write(toolkit.join("libnvrtc.so.13"), "").unwrap();
+    let seen = dir.path().join("seen").display().to_string();
+    let body = format!("echo \"$HIGHWATER_CUDA\" >> {seen}\nexec {} \"$@\"", binary());
+    let own = script(dir.path(), "side", &body);
+    let flags = ["--base", &own, "--cand", &own, "--cuda", &toolkit.display().to_string()];
+    let (code, text) = ab(dir.path(), &flags, &["sweep", "tiny", "--device", "plan", "--axis", "chunk=16"]);
+    assert_eq!(code, 0, "{text}");
+    let (seen, whole) = (fs::read_to_string(seen).unwrap(), toolkit.canonicalize().unwrap().display().to_string());
+    assert_eq!(seen.lines().count(), 40);
+    assert!(seen.lines().all(|line| line == whole), "{seen}");
+}
+
+#[test]
 fn a_buffer_more_exits_4() {
     let dir = tempfile::tempdir().unwrap();
     let own = binary();

@@ -37,6 +37,36 @@ fn cells(dir: &Path) -> Vec<(u64, u64)> {
 const ALL: [(u64, u64); 6] = [(16, 1), (64, 1), (128, 1), (16, 2), (64, 2), (128, 2)];
 
 #[test]
+fn a_worker_is_started_with_the_flags_before_the_verb_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let toolkit = dir.path().join("toolkit");
+    std::fs::create_dir(&toolkit).unwrap();
+    // Never loaded: no cell is a card's.
+    std::fs::write(toolkit.join("libnvrtc.so.13"), "").unwrap();
+    let (cuda, out) = (toolkit.display().to_string(), dir.path().join("out").display().to_string());
+    let words = ["--cuda", &cuda, "sweep", "tiny", "--device", "cpu", "--axis", "chunk=16", "--output", "2"];
+    let hang = ["--fault", "worker-hang@chunk=16,batch=1", "--cell-timeout", "60", "--out", &out];
+    let mut command = Command::new(BIN);
+    let mut child = command.args(words).args(hang).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let children = format!("/proc/{0}/task/{0}/children", child.id());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let worker = loop {
+        let pids = std::fs::read_to_string(&children).unwrap_or_default();
+        let lines = pids.split_whitespace().filter_map(|pid| std::fs::read(format!("/proc/{pid}/cmdline")).ok());
+        let words = lines.map(|line| String::from_utf8(line).unwrap().replace('\0', " "));
+        if let Some(words) = words.into_iter().find(|words| words.contains(" worker ")) {
+            break words;
+        }
+        assert!(Instant::now() < deadline, "no worker in {pids:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let start = format!("highwater worker --group 0 --start 0 --cuda {cuda} tiny --device cpu --axis chunk=16 ");
+    assert!(worker.starts_with(&start), "{worker}");
+}
+
+#[test]
 fn whatever_breaks_at_a_cell_every_cell_has_its_row() {
     let dir = tempfile::tempdir().unwrap();
     for (fault, extra, status, exit, detail, note) in [
