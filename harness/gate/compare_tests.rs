@@ -22,7 +22,7 @@ fn row(chunk: u64) -> Row {
 }
 
 fn run(rows: Vec<Row>) -> Run {
-    Run::of(Path::new("run"), rows, Vec::new()).unwrap()
+    Run::of(Path::new("run"), rows, Vec::new())
 }
 
 fn slower(row: &Row, by: f64) -> Row {
