@@ -38,6 +38,8 @@ pub(crate) struct EngineRunner {
     /// Told how loading gets on: bytes done and bytes in all.
     pub(crate) loading: Option<Loading>,
     engine: Option<Engine>,
+    /// What loading it took, for the row of the cell that had it loaded.
+    took: Option<Duration>,
     /// The card, to be looked at while a cell runs on it; none where its management library does not answer.
     card: Option<CardSource>,
 }
@@ -65,7 +67,7 @@ impl EngineRunner {
             Kind::Cuda(ordinal) => CardSource::open(ordinal),
             Kind::Cpu | Kind::Emulated | Kind::Plan => None,
         };
-        EngineRunner { model, place, values, workload, loading: None, engine: None, card }
+        EngineRunner { model, place, values, workload, loading: None, engine: None, took: None, card }
     }
 
     /// The engine with this cell's pools, loaded if there is none.
@@ -79,7 +81,12 @@ impl EngineRunner {
                 }
                 engine
             }
-            None => load_telling(&self.place, self.model.open()?, options, self.loading.as_deref_mut())?,
+            None => {
+                let (engine, took) =
+                    load_telling(&self.place, self.model.open()?, options, self.loading.as_deref_mut())?;
+                self.took = Some(took);
+                engine
+            }
         };
         Ok(self.engine.insert(engine))
     }
@@ -103,6 +110,7 @@ impl Runner for EngineRunner {
         }
         self.engine(options)?;
         let timed = self.place.kind != Kind::Plan;
+        row.load_ms = self.took.take().filter(|_| timed).map(|took| took.as_secs_f64() * 1e3);
         let EngineRunner { model, place, workload, engine: Some(engine), card, .. } = self else {
             unreachable!("loaded on the line above")
         };

@@ -119,6 +119,12 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
         text: "bytes that outlive a step: weights, KV pages, recurrent and convolution state, persistent step inputs, padding",
     },
     Definition {
+        term: "load",
+        columns: &["load_ms"],
+        text: "ms from the open device to all parameters in its memory and the pools beside them, of the cell that they were loaded \
+               for; weights_bytes / load_ms is the rate",
+    },
+    Definition {
         term: "transient",
         columns: &["transient_peak_bytes", "prefill_transient_bytes", "decode_transient_bytes"],
         text: "high-water mark of the step arena over the cell's steps, holes included: bytes needed beyond resident; prefill: \

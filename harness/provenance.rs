@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 use std::io::Read;
 use std::path::Path;
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use highwater::device::DeviceSpec;
 use highwater::device::cuda::{info, nvrtc};
@@ -47,7 +47,9 @@ pub(crate) struct Provenance {
 impl Provenance {
     /// Looks at this process and this machine.
     pub(crate) fn gather() -> Provenance {
-        let (git_sha, git_dirty) = git(Path::new(env!("CARGO_MANIFEST_DIR")));
+        let built =
+            std::env::current_exe().and_then(|program| program.metadata()).and_then(|program| program.modified());
+        let (git_sha, git_dirty) = git(Path::new(env!("CARGO_MANIFEST_DIR")), built.ok());
         Provenance {
             run: run_id(SystemTime::now(), std::process::id()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -191,8 +193,9 @@ fn civil(time: SystemTime) -> [u64; 6] {
     [year, month, day, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60]
 }
 
-/// Commit and dirtiness of the work tree whose top is `tree`; nulls if it is none, or there is no git.
-fn git(tree: &Path) -> (Option<String>, Option<bool>) {
+/// Commit and dirtiness of the work tree whose top is `tree`; nulls if it is none, or there is no git, or the commit is
+/// younger than a program `built` then: it says nothing of what that was built from.
+fn git(tree: &Path, built: Option<SystemTime>) -> (Option<String>, Option<bool>) {
     let ask = |args: &[&str]| {
         let output = Command::new("git").arg("--no-optional-locks").arg("-C").arg(tree).args(args).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -200,6 +203,10 @@ fn git(tree: &Path) -> (Option<String>, Option<bool>) {
     // A source tree unpacked inside someone else's repository has that repository's commit, which says nothing.
     let top = ask(&["rev-parse", "--show-toplevel"]).and_then(|top| Path::new(&top).canonicalize().ok());
     if top.is_none() || top != tree.canonicalize().ok() {
+        return (None, None);
+    }
+    let committed = ask(&["log", "-1", "--format=%ct"]).and_then(|seconds| seconds.parse().ok());
+    if committed.zip(built).is_some_and(|(at, built)| built < UNIX_EPOCH + Duration::from_secs(at)) {
         return (None, None);
     }
     let sha = ask(&["rev-parse", "--verify", "HEAD"]);
@@ -353,10 +360,10 @@ mod tests {
     #[test]
     fn a_folder_that_is_no_work_tree_has_no_commit() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(git(dir.path()), (None, None));
-        assert_eq!(git(&dir.path().join("none")), (None, None));
+        assert_eq!(git(dir.path(), None), (None, None));
+        assert_eq!(git(&dir.path().join("none"), None), (None, None));
         // A folder inside a work tree is not the tree.
-        assert_eq!(git(&Path::new(env!("CARGO_MANIFEST_DIR")).join("harness")), (None, None));
+        assert_eq!(git(&Path::new(env!("CARGO_MANIFEST_DIR")).join("harness"), None), (None, None));
     }
 
     #[test]
@@ -371,11 +378,12 @@ mod tests {
         }
         std::fs::write(dir.path().join("f"), "1").unwrap();
         assert!(run(&["add", "f"]).unwrap() && run(&["commit", "-q", "-m", "x"]).unwrap());
-        let (sha, dirty) = git(dir.path());
+        let (sha, dirty) = git(dir.path(), Some(SystemTime::now() + Duration::from_secs(60)));
         assert!(sha.is_some_and(|sha| sha.len() >= 40 && sha.bytes().all(|b| b.is_ascii_hexdigit())));
         assert_eq!(dirty, Some(false));
         std::fs::write(dir.path().join("f"), "2").unwrap();
-        assert_eq!(git(dir.path()).1, Some(true));
+        assert_eq!(git(dir.path(), None).1, Some(true));
+        assert_eq!(git(dir.path(), Some(UNIX_EPOCH)), (None, None), "built before its commit");
     }
 
     #[test]

@@ -116,6 +116,8 @@ pub(crate) struct Row {
 
     /// Weights.
     pub(crate) weights_bytes: Option<u64>,
+    /// Time from the open device to parameters and pools in place; null where an earlier cell's stood.
+    pub(crate) load_ms: Option<f64>,
     /// KV pages.
     pub(crate) kv_bytes: Option<u64>,
     /// Recurrent and convolution state.

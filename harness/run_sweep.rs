@@ -1,6 +1,6 @@
 //! `sweep`: groups of cells, each group on one device; without a model, the tiny one here and plans of real ones on the usual cards.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -106,6 +106,10 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
         Journal::replace(&out, &rows)?;
     }
     print(&format!("\n{}\n", sweep_definitions()))?;
+    let emulated: BTreeSet<String> = groups.iter().filter_map(|group| group.place.not_emulated()).collect();
+    for what in emulated {
+        print(&format!("{what}\n"))?;
+    }
     tell(&rows, resumed)?;
     let pictures = charts::write(&rows[..drawn], &out)?;
     let mut files = format!("{}: sweep.csv, sweep.jsonl", out.display());

@@ -199,12 +199,19 @@ pub(crate) fn sweep_table(rows: &[Row]) -> Table {
             or_null(quartiles, |(q1, q3)| format!("{}-{}", number(q1), number(q3))),
             or_null(row.itl_stalled_ms, number),
             or_null(row.itl_steady_ms, number),
-            or_null(row.dirty.clone(), |why| why),
+            disturbed(row),
             or_null(row.owners.first(), |owner| format!("{} {}", owner.tag, mib(owner.bytes))),
             why(row),
         ]);
     }
     table.without_empty_columns()
+}
+
+/// What disturbed the repetitions that stand, and how many were thrown away.
+fn disturbed(row: &Row) -> String {
+    let thrown = row.dirty_samples.filter(|thrown| *thrown > 0).map(|thrown| format!("{thrown} thrown away"));
+    let said: Vec<String> = row.dirty.clone().into_iter().chain(thrown).collect();
+    or_null(Some(said).filter(|said| !said.is_empty()), |said| said.join(", "))
 }
 
 /// A median and how well it is known: the wider half of its interval, and of how few repetitions where they are few.
@@ -302,6 +309,18 @@ mod tests {
         assert_eq!(shown(Some(9.5), Some(10.3), 4), "200.0 \u{b1}5.0% n=4");
         assert_eq!(shown(None, None, 1), "200.0 n=1");
         assert_eq!(known(None, None, [None; 2], None), NULL);
+    }
+
+    #[test]
+    fn disturbed_repetitions_are_counted_and_their_cause_is_said() {
+        let row = |dirty: Option<&str>, thrown| Row {
+            dirty: dirty.map(str::to_owned),
+            dirty_samples: Some(thrown),
+            ..Row::default()
+        };
+        assert_eq!(disturbed(&row(None, 0)), NULL);
+        assert_eq!(disturbed(&row(None, 3)), "3 thrown away");
+        assert_eq!(disturbed(&row(Some("heat"), 9)), "heat, 9 thrown away");
     }
 
     #[test]

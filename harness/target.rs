@@ -1,13 +1,14 @@
 //! From flags to what they mean: the card, the device behind it, the types of values, the model.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use highwater::checkpoint::{ModelRef, Source};
 use highwater::device::cuda::info;
 use highwater::device::{Arch, Device, DeviceSpec, cards};
 use highwater::engine::{Engine, Fault, Options};
-use highwater::error::Error;
+use highwater::error::{Error, mib};
 use highwater::num::DType;
 use highwater::ops::{self, ActQuant};
 
@@ -97,6 +98,35 @@ impl Place {
         let place = Place::new(Some(spec.name), vram, Kind::Cuda(ordinal));
         // A card that is not in the list has no name to be found by.
         place.or(Ok(Place { spec, vram, kind: Kind::Cuda(ordinal) }))
+    }
+
+    /// What of the card it stands for this device is not, where it measures as one that it is not.
+    pub(crate) fn not_emulated(&self) -> Option<String> {
+        let Place { spec: DeviceSpec { name, overhead, .. }, vram, kind } = self;
+        let overhead = format!(
+            "the {} outside the slab ({}) is taken from its description",
+            mib(overhead.bytes()),
+            overhead.kind()
+        );
+        match kind {
+            Kind::Plan => None,
+            Kind::Cpu if *name == cards::HOST => None,
+            Kind::Cpu | Kind::Emulated => Some(format!(
+                "{name} is emulated in its bytes and tactics alone: times are this processor's, and {overhead}"
+            )),
+            Kind::Cuda(ordinal) => {
+                let own = cards::of(&info::card(*ordinal).ok()?).ok()?;
+                let bounded = vram.filter(|vram| *vram < own.total_bytes);
+                if own.name == *name && bounded.is_none() {
+                    return None;
+                }
+                let memory = mib(bounded.unwrap_or(self.spec.total_bytes));
+                Some(format!(
+                    "{name} with {memory} is emulated in its bytes and tactics alone: times are those of {}, and {overhead}",
+                    own.name
+                ))
+            }
+        }
     }
 
     /// The slab's bytes.
@@ -225,20 +255,20 @@ fn dtype(flag: cli::Dtype) -> DType {
 
 /// Loads an engine, with a bar that shows how far it is.
 pub(crate) fn load(place: &Place, source: Source, options: Options) -> Result<Engine, Error> {
-    load_telling(place, source, options, None)
+    load_telling(place, source, options, None).map(|(engine, _)| engine)
 }
 
-/// As [`load`], and tells `other` too: bytes done and bytes in all.
+/// As [`load`], and tells `other` too: bytes done and bytes in all. Beside the engine the time from the open device to it.
 pub(crate) fn load_telling(
     place: &Place,
     source: Source,
     options: Options,
     mut other: Option<&mut (dyn FnMut(u64, u64) + 'static)>,
-) -> Result<Engine, Error> {
+) -> Result<(Engine, Duration), Error> {
     let device = place.device()?;
     let bar = Progress::bytes(0);
     bar.doing("loading");
-    let mut shown = 0;
+    let (mut shown, begun) = (0, Instant::now());
     let engine = Engine::load(&device, source, options, &mut |done, total| {
         bar.length(total);
         bar.advance(done.saturating_sub(shown));
@@ -248,7 +278,7 @@ pub(crate) fn load_telling(
         }
     });
     bar.finish();
-    engine
+    Ok((engine?, begun.elapsed()))
 }
 
 /// A folder's own name, not where it lies; of `.` and `..` the name of what they stand for.

@@ -178,7 +178,8 @@ pub fn of(card: &Card) -> Result<DeviceSpec> {
     })
 }
 
-const HOST: &str = "host";
+/// What this machine is called among the cards.
+pub const HOST: &str = "host";
 
 /// What names are compared by: lower-case letters and digits, without the words that are the same on every card.
 fn key(name: &str) -> String {
@@ -204,7 +205,7 @@ fn unknown(name: &str, wanted: &str) -> Error {
     let names: Vec<&str> = std::iter::once(HOST).chain(CARDS.iter().map(|card| card.name)).collect();
     let hint = nearest(wanted, &names).map(|name| format!("did you mean {name}? ")).unwrap_or_default();
     let what = format!("no card is called {shown:?}; {hint}the names are {}", names.join(", "));
-    Error::Request { param: "--card", what }
+    Error::Request { param: "card", what }
 }
 
 /// The first name that begins with `wanted`, or the one fewest edits away unless that is more than half of `wanted`.
@@ -242,7 +243,7 @@ mod tests {
 
     fn message(name: &str) -> String {
         match find(name) {
-            Err(Error::Request { param: "--card", what }) => what,
+            Err(Error::Request { param: "card", what }) => what,
             other => panic!("{name:?}: {other:?}"),
         }
     }

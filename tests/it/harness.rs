@@ -300,6 +300,24 @@ fn a_pool_too_small_for_the_batch_is_an_answer_everywhere() {
 }
 
 #[test]
+fn what_of_a_card_is_not_emulated_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let sweep = |name: &str, extra: &[&str]| {
+        let out = path(dir.path(), name);
+        ok(&[&["sweep", "tiny", "--axis", "chunk=16", "--output", "2", "--repetitions", "1", "--out", &out], extra]
+            .concat())
+    };
+    let card = ["--card", "rtx-4090", "--vram", "16GiB"];
+    let text = sweep("a", &[&card[..], &["--device", "cpu"]].concat());
+    let said = "rtx-4090 is emulated in its bytes and tactics alone: times are this processor's, and the ";
+    assert!(text.contains(said) && text.contains("outside the slab (assumed)"), "{text}");
+    for (name, extra) in [("b", vec!["--device", "cpu"]), ("c", [&card[..], &["--device", "plan"]].concat())] {
+        let text = sweep(name, &extra);
+        assert!(!text.contains("is emulated in"), "{text}");
+    }
+}
+
+#[test]
 fn frontier_answers_each_batch_and_depth_once_and_refuses_a_chunk() {
     let text = ok(&[
         "frontier",
