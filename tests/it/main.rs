@@ -28,6 +28,7 @@ mod rates;
 mod replan;
 mod report;
 mod results;
+mod sanitizer;
 mod shards;
 mod tidy;
 mod verb;
