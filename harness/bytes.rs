@@ -44,8 +44,8 @@ pub(crate) fn parse(text: &str) -> Result<u64> {
     let whole = digits(whole).ok().and_then(|n| n.checked_mul(unit_bytes)).with_context(too_large)?;
     // Up to 19 digits of fraction times 2^40 fit 128 bits; later digits are below a byte of a TiB.
     let fraction = &fraction[..fraction.len().min(19)];
-    let part = digits(fraction).with_context(too_large)? * unit_bytes / 10u128.pow(fraction.len() as u32);
-    u64::try_from(whole + part).with_context(too_large)
+    let part = digits(fraction).ok().with_context(too_large)? * unit_bytes / 10u128.pow(fraction.len() as u32);
+    u64::try_from(whole + part).ok().with_context(too_large)
 }
 
 /// A memory budget: [`parse`], and at least 1 MiB, so that `--vram 24` is not taken for 24 bytes.

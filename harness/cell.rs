@@ -72,21 +72,18 @@ impl EngineRunner {
 
     /// The engine with this cell's pools, loaded if there is none.
     fn engine(&mut self, options: Options) -> Result<&mut Engine> {
-        let engine = match self.engine.take() {
-            Some(mut engine) => {
-                // Cells that do not fit leave the engine as it was.
-                if let Err(error) = engine.resize(options) {
-                    self.engine = Some(engine);
-                    return Err(error);
-                }
-                engine
+        let engine = if let Some(mut engine) = self.engine.take() {
+            // Cells that do not fit leave the engine as it was.
+            if let Err(error) = engine.resize(options) {
+                self.engine = Some(engine);
+                return Err(error);
             }
-            None => {
-                let (engine, took) =
-                    load_telling(&self.place, self.model.open()?, options, self.loading.as_deref_mut())?;
-                self.took = Some(took);
-                engine
-            }
+            engine
+        } else {
+            let source = self.model.open()?;
+            let (engine, took) = load_telling(&self.place, source, options, self.loading.as_deref_mut())?;
+            self.took = Some(took);
+            engine
         };
         Ok(self.engine.insert(engine))
     }

@@ -2,13 +2,18 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 /// Held until it is dropped or the process ends, however it ends.
 #[derive(Debug)]
 pub(crate) struct Held {
     #[cfg(target_os = "linux")]
     _name: std::os::unix::net::UnixListener,
+}
+
+fn make(dir: &Path) -> Result<()> {
+    ensure!(!dir.is_file(), "{} is a file; rows are written into a folder", dir.display());
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create the folder {}", dir.display()))
 }
 
 /// Holds `dir`, which is made if need be. An error says that another process of this machine has it.
@@ -18,7 +23,7 @@ pub(crate) fn hold(dir: &Path) -> Result<Held> {
     use std::os::linux::net::SocketAddrExt as _;
     use std::os::unix::net::{SocketAddr, UnixListener};
 
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot create the folder {}", dir.display()))?;
+    make(dir)?;
     let path = dir.canonicalize().with_context(|| format!("cannot open {}", dir.display()))?;
     let mut hash = highwater::num::fnv::Fnv1a::default();
     path.hash(&mut hash);
@@ -32,7 +37,7 @@ pub(crate) fn hold(dir: &Path) -> Result<Held> {
 /// Elsewhere nothing is held.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn hold(dir: &Path) -> Result<Held> {
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot create the folder {}", dir.display()))?;
+    make(dir)?;
     Ok(Held {})
 }
 
@@ -52,6 +57,6 @@ mod tests {
         hold(dir.path()).unwrap();
         hold(&dir.path().join("new")).unwrap();
         std::fs::write(dir.path().join("file"), "").unwrap();
-        assert!(format!("{:#}", hold(&dir.path().join("file")).unwrap_err()).contains("cannot create the folder"));
+        assert!(format!("{:#}", hold(&dir.path().join("file")).unwrap_err()).contains("is a file"));
     }
 }

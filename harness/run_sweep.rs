@@ -20,7 +20,7 @@ use crate::group::{Group, groups};
 use crate::hold::hold;
 use crate::journal::Journal;
 use crate::out::print;
-use crate::planned::Planned;
+use crate::planned::{self, Planned};
 use crate::progress::Progress;
 use crate::provenance::Provenance;
 use crate::record::Row;
@@ -112,7 +112,10 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<(), Failure> {
     }
     tell(&rows, resumed)?;
     let pictures = charts::write(&rows[..drawn], &out)?;
-    let mut files = format!("{}: sweep.csv, sweep.jsonl", out.display());
+    let mut files = format!("{}: sweep.csv, sweep.jsonl, {}, DEFINITIONS.txt", out.display(), planned::FILE);
+    if args.model.is_none() {
+        files.push_str(", fits.md");
+    }
     for file in journal.finish(&rows)? {
         let _ = write!(files, ", {file}");
     }

@@ -20,8 +20,7 @@ echo '========= ERROR SUMMARY: 0 errors'
 fn sanitizer(dir: &Path, args: &[&str]) -> (i32, String) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(".github/sanitizer.sh");
     let path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap());
-    let ran: Output =
-        Command::new("bash").arg(script).args(args).env("PATH", path).env("STUB", dir).output().unwrap();
+    let ran: Output = Command::new("bash").arg(script).args(args).env("PATH", path).env("STUB", dir).output().unwrap();
     (ran.status.code().unwrap(), String::from_utf8([ran.stdout, ran.stderr].concat()).unwrap())
 }
 
