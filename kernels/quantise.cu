@@ -134,6 +134,19 @@ DEVICE void fp8_group(const T* x, int64_t pitch, uint8_t* codes, float* scales, 
   }
 }
 
+// Group `at` of rows of `groups`; `runs` from by_runs.
+template <class T>
+DEVICE void load_group(const T* x, int64_t pitch, int64_t at, int groups, bool runs, float (&v)[NVFP4_GROUP]) {
+  int64_t row = quotient(at, groups);
+  x += row * pitch + (at - row * groups) * NVFP4_GROUP;
+  if (runs) {
+    load_run(x, v);
+  } else {
+#pragma unroll
+    for (int i = 0; i < NVFP4_GROUP; ++i) v[i] = to_f32(x[i]);
+  }
+}
+
 // To e2m1 by an e4m3 scale for each 16 columns, under a global that divides or multiplies; a thread a group.
 template <class T>
 DEVICE void nvfp4(const T* x, int64_t pitch, uint8_t* codes, uint8_t* scales, int64_t rows, int cols, float global,
@@ -141,17 +154,9 @@ DEVICE void nvfp4(const T* x, int64_t pitch, uint8_t* codes, uint8_t* scales, in
   int groups = cols / NVFP4_GROUP;
   int64_t at = int64_t(blockIdx.x) * THREADS + threadIdx.x;
   if (at >= rows * groups) return;
-  int64_t row = quotient(at, groups);
-  bool runs = by_runs(x, pitch, cols, codes);
-  x += row * pitch + (at - row * groups) * NVFP4_GROUP;
-  codes += at * (NVFP4_GROUP / 2);
   float v[NVFP4_GROUP];
-  if (runs) {
-    load_run(x, v);
-  } else {
-#pragma unroll
-    for (int i = 0; i < NVFP4_GROUP; ++i) v[i] = to_f32(x[i]);
-  }
+  load_group(x, pitch, at, groups, by_runs(x, pitch, cols, codes), v);
+  codes += at * (NVFP4_GROUP / 2);
   uint32_t code = nvfp4_scale_code(bits_f32(magnitude_of(v, 0u)), global, divides);
   float scale = nvfp4_scale(code, global, divides);
   scales[at] = uint8_t(code);
@@ -163,6 +168,26 @@ DEVICE void nvfp4(const T* x, int64_t pitch, uint8_t* codes, uint8_t* scales, in
     for (int j = 0; j < 8; ++j) out.w[i] |= f32_to_e2m1(v[8 * i + j] / scale) << 4 * j;
   }
   *reinterpret_cast<Words2*>(codes) = out;
+}
+
+// The same codes, each times its group's scale, which is exact in bf16; the global is left out.
+template <class T>
+DEVICE void nvfp4_widened(const T* x, int64_t pitch, bf16* values, int64_t rows, int cols, float global, int divides) {
+  int groups = cols / NVFP4_GROUP;
+  int64_t at = int64_t(blockIdx.x) * THREADS + threadIdx.x;
+  if (at >= rows * groups) return;
+  float v[NVFP4_GROUP];
+  load_group(x, pitch, at, groups, whole_runs<RUN>(x, pitch, cols), v);
+  uint32_t code = nvfp4_scale_code(bits_f32(magnitude_of(v, 0u)), global, divides);
+  float scale = nvfp4_scale(code, global, divides), group = e4m3_to_f32(code);
+  values += at * NVFP4_GROUP;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float w[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) w[j] = e2m1_to_f32(f32_to_e2m1(v[8 * i + j] / scale)) * group;
+    store_run(values + 8 * i, w);
+  }
 }
 
 #define ENTRIES(T, SUFFIX)                                                                                             \
@@ -186,7 +211,13 @@ DEVICE void nvfp4(const T* x, int64_t pitch, uint8_t* codes, uint8_t* scales, in
                      int divides) {                                                                                    \
     nvfp4(x, pitch, codes, scales, rows, cols, global, divides);                                                       \
   }                                                                                                                    \
-  EXPORT(nvfp4_##SUFFIX)
+  EXPORT(nvfp4_##SUFFIX)                                                                                               \
+  KERNEL LAUNCH_BOUNDS(THREADS)                                                                                        \
+      nvfp4_widened_##SUFFIX(const T* x, int64_t pitch, bf16* values, int64_t rows, int cols, float global,            \
+                             int divides) {                                                                            \
+    nvfp4_widened(x, pitch, values, rows, cols, global, divides);                                                      \
+  }                                                                                                                    \
+  EXPORT(nvfp4_widened_##SUFFIX)
 
 ENTRIES(float, f32)
 ENTRIES(bf16, bf16)

@@ -2,10 +2,10 @@
 //!
 //! Sums are f32 whatever the operands' types; the result is rounded once, to the output's type. A quantised weight is
 //! widened inside the product, a piece at a time. Where weight and numerics ask for it the input is quantised first, and
-//! the product is that of the quantised values. No workspace: the vendor library's constant workspace is not an op's, and
-//! the other kernels need none.
+//! the product is that of the quantised values; many NVFP4 rows are [widened](quantise::widened) where the card's kernel
+//! wants them so. No workspace: the vendor library's constant workspace is not an op's, and the other kernels need none.
 
-use crate::device::{Arm, DeviceSpec};
+use crate::device::{Arch, Arm, DeviceSpec};
 use crate::error::{Error, Result};
 use crate::num::DType;
 use crate::ops::cost::{Cost, Unit};
@@ -126,6 +126,8 @@ fn products(cx: &Cx, x: Source, parts: &[Weight], out: &'static str, dtype: DTyp
     let shapes = parts.iter().map(|w| check(cx, x, w, dtype)).collect::<Result<Vec<_>>>()?;
     let tokens = shapes.first().map_or(0, |shape| shape.tokens);
     let mut y = cx.alloc(OP, out, dtype, &[tokens, parts.iter().map(Weight::rows).sum()])?;
+    // One input for all parts, so one form of it.
+    let wide = !cx.numerics.batch_invariant && shapes.iter().any(|shape| widens(cx.device.spec(), shape));
     let mut made: Option<Quantised> = None;
     let mut first = 0;
     for (w, shape) in parts.iter().zip(&shapes) {
@@ -135,13 +137,14 @@ fn products(cx: &Cx, x: Source, parts: &[Weight], out: &'static str, dtype: DTyp
                 if made.as_ref().is_none_or(|made| made.form != form) {
                     // The old one goes before the new one comes.
                     drop(made.take());
-                    made = Some(quantise::quantise(cx, x, form)?);
+                    let wide = wide && form.scheme() == ActScheme::Nvfp4;
+                    made = Some(if wide { quantise::widened(cx, x, form)? } else { quantise::quantise(cx, x, form)? });
                 }
                 made.as_ref().map_or(Source::Rows(x), Source::Codes)
             }
             (x, _) => x,
         };
-        cx.note(OP, cost(cx.device.spec(), shape)?);
+        cx.note(OP, cost_of(cx.device.spec(), shape, wide)?);
         match cx.device.arm() {
             Arm::Cpu(_) => {
                 let x = match x {
@@ -165,11 +168,23 @@ fn products(cx: &Cx, x: Source, parts: &[Weight], out: &'static str, dtype: DTyp
     Ok(y)
 }
 
+/// Whether many rows of an NVFP4 input enter as bf16, unless rows must not depend on each other: on Hopper, whose tensor
+/// cores take them from where the copy engine puts them.
+fn widens(spec: &DeviceSpec, shape: &Shape) -> bool {
+    let nvfp4 = shape.w.act == ActScheme::Nvfp4 && shape.out == DType::Bf16;
+    spec.arch == Arch::Sm90a && nvfp4 && launch::nvfp4_hopper::takes(spec, shape.tokens, shape.w.rows, shape.w.cols)
+}
+
 /// One read of the weight as it lies on the card, of `x` as it enters the product, and one write of the result; two
-/// operations per weight and row.
+/// operations per weight and row. Where rows may depend on each other.
 pub fn cost(spec: &DeviceSpec, shape: &Shape) -> Result<Cost> {
+    cost_of(spec, shape, widens(spec, shape))
+}
+
+fn cost_of(spec: &DeviceSpec, shape: &Shape, wide: bool) -> Result<Cost> {
     let (t, n, k) = (shape.tokens as u64, shape.w.rows as u64, shape.w.cols as u64);
     let x = match shape.w.act {
+        ActScheme::Nvfp4 if wide => k * DType::Bf16.bytes(),
         ActScheme::None => k * shape.x.bytes(),
         act => quantise::row_bytes(act, shape.w.cols),
     };
@@ -288,5 +303,12 @@ pub fn quantised_cases() -> Vec<Case> {
     cases.push(Case { name: "decode-fp8", shape: Shape { tokens: 1, x: Bf16, w: head, out: F32 } });
     let nvfp4 = LinearSpec { act: ActScheme::None, scheme: Scheme::Nvfp4(Divides), ..head };
     cases.push(Case { name: "prefill-nvfp4", shape: Shape { tokens: 256, x: Bf16, w: nvfp4, out: Bf16 } });
+    // Enough rows on both sides for Hopper's kernel, and none that its tiles divide.
+    for sense in [Divides, Multiplies] {
+        for act in [ActScheme::None, ActScheme::Nvfp4] {
+            let w = LinearSpec { rows: 5633, cols: 256, scheme: Scheme::Nvfp4(sense), act, segment_rows: 5633 };
+            cases.push(Case { name: "many-nvfp4", shape: Shape { tokens: 65, x: Bf16, w, out: Bf16 } });
+        }
+    }
     cases
 }

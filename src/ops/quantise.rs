@@ -61,9 +61,11 @@ impl Form {
 /// Quantised rows.
 #[derive(Debug)]
 pub struct Quantised {
-    /// u8 `[T, K]`, or `[T, K/2]` for NVFP4, the even column in the low nibble.
+    /// u8 `[T, K]`, or `[T, K/2]` for NVFP4, the even column in the low nibble. Where [`widened`], bf16 `[T, K]`: NVFP4 codes
+    /// times their groups' scales.
     pub codes: Tensor,
-    /// Per token f32 `[T, 1]`, per group f32 `[T, ceil(K/128)]`, NVFP4 u8 e4m3 `[T, K/16]`; none by a stored scale.
+    /// Per token f32 `[T, 1]`, per group f32 `[T, ceil(K/128)]`, NVFP4 u8 e4m3 `[T, K/16]`; none by a stored scale, and none
+    /// where widened.
     pub scales: Option<Tensor>,
     /// How.
     pub form: Form,
@@ -112,10 +114,52 @@ pub fn cost(tokens: usize, cols: usize, x: DType, scheme: ActScheme) -> Cost {
     }
 }
 
+/// As [`cost`], of rows that are [`widened`].
+pub fn widened_cost(tokens: usize, cols: usize, x: DType) -> Cost {
+    let elements = (tokens * cols) as u64;
+    let activation_bytes = elements * (x.bytes() + DType::Bf16.bytes());
+    Cost { activation_bytes, ..cost(tokens, cols, x, ActScheme::Nvfp4) }
+}
+
 /// Quantises the rows of `x`, `[T, K]` f32 or bf16. NVFP4 needs K to be a multiple of 16, a stored scale must be finite
 /// and positive; anything else is an error.
 pub fn quantise(cx: &Cx, x: View, form: Form) -> Result<Quantised> {
     let (tokens, cols, scheme) = (x.rows(), x.cols(), form.scheme());
+    check(x, form)?;
+    let codes = cx.alloc(OP, "codes", DType::U8, &[tokens, code_cols(scheme, cols)])?;
+    let (dtype, count) = scale_cols(scheme, cols);
+    let scales = match count {
+        0 => None,
+        _ => Some(cx.alloc(OP, "scales", dtype, &[tokens, count])?),
+    };
+    cx.note(OP, cost(tokens, cols, x.dtype(), scheme));
+    fill(cx, x, Quantised { codes, scales, form })
+}
+
+/// As [`quantise`] to NVFP4, and each code times its group's scale as bf16, which is exact: for a product that reads every
+/// row many times. Three and a half times the bytes.
+pub fn widened(cx: &Cx, x: View, form: Form) -> Result<Quantised> {
+    let (tokens, cols) = (x.rows(), x.cols());
+    check(x, form)?;
+    if form.scheme() != ActScheme::Nvfp4 {
+        return Err(Error::shape(OP, format!("rows in {form:?} are not widened, must be NVFP4")));
+    }
+    let codes = cx.alloc(OP, "widened", DType::Bf16, &[tokens, cols])?;
+    cx.note(OP, widened_cost(tokens, cols, x.dtype()));
+    fill(cx, x, Quantised { codes, scales: None, form })
+}
+
+fn fill(cx: &Cx, x: View, mut to: Quantised) -> Result<Quantised> {
+    match cx.device.arm() {
+        Arm::Cpu(_) => reference::quantise::rows(x, to.form, &mut to.codes, to.scales.as_mut())?,
+        Arm::Cuda(cuda) => launch::quantise::rows(cuda, x, to.form, &mut to.codes, to.scales.as_mut())?,
+        Arm::Plan => {}
+    }
+    Ok(to)
+}
+
+fn check(x: View, form: Form) -> Result<()> {
+    let (tokens, cols) = (x.rows(), x.cols());
     let err = |what: String| Err(Error::shape(OP, what));
     if tokens * cols == 0 || x.from() + cols > x.pitch() {
         return err(format!(
@@ -124,7 +168,7 @@ pub fn quantise(cx: &Cx, x: View, form: Form) -> Result<Quantised> {
             x.pitch()
         ));
     }
-    if scheme == ActScheme::Nvfp4 && cols % NVFP4_GROUP != 0 {
+    if form.scheme() == ActScheme::Nvfp4 && cols % NVFP4_GROUP != 0 {
         return err(format!("x is [{tokens}, {cols}], NVFP4 needs a multiple of {NVFP4_GROUP} columns"));
     }
     if let Form::Fp8Tensor(scale) | Form::Nvfp4(scale, _) = form
@@ -132,20 +176,7 @@ pub fn quantise(cx: &Cx, x: View, form: Form) -> Result<Quantised> {
     {
         return err(format!("the stored scale is {scale}, must be finite and positive"));
     }
-    with_elem!(OP, x.dtype(), X => { let _: Option<X> = None; Ok(()) })?;
-    let mut codes = cx.alloc(OP, "codes", DType::U8, &[tokens, code_cols(scheme, cols)])?;
-    let (dtype, count) = scale_cols(scheme, cols);
-    let mut scales = match count {
-        0 => None,
-        _ => Some(cx.alloc(OP, "scales", dtype, &[tokens, count])?),
-    };
-    cx.note(OP, cost(tokens, cols, x.dtype(), scheme));
-    match cx.device.arm() {
-        Arm::Cpu(_) => reference::quantise::rows(x, form, &mut codes, scales.as_mut())?,
-        Arm::Cuda(cuda) => launch::quantise::rows(cuda, x, form, &mut codes, scales.as_mut())?,
-        Arm::Plan => {}
-    }
-    Ok(Quantised { codes, scales, form })
+    with_elem!(OP, x.dtype(), X => { let _: Option<X> = None; Ok(()) })
 }
 
 /// A shape that tests and benches share.

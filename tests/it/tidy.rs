@@ -21,8 +21,10 @@ const ROOMS: &[(&str, &[&str])] = &[
 const OPS_WITHOUT_TWIN: &[&str] = &["mod", "batch", "check", "cost", "cx", "scheme"];
 
 /// Kernel files of an op that has several: by how its weight is stored, for which card, or for how many rows.
-const KERNELS_OF: &[(&str, &[&str])] =
-    &[("linear", &["fp8_gemm", "fp8_hopper", "fp8_hopper_few", "nvfp4_gemm"]), ("moe", &["moe_decode", "moe_gemm"])];
+const KERNELS_OF: &[(&str, &[&str])] = &[
+    ("linear", &["fp8_gemm", "fp8_hopper", "fp8_hopper_few", "nvfp4_gemm", "nvfp4_hopper"]),
+    ("moe", &["moe_decode", "moe_gemm"]),
+];
 
 /// Kernel files that measure and that no model runs: a launch and a test, no op.
 const KERNELS_WITHOUT_OP: &[&str] = &["stream"];

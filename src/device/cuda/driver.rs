@@ -160,14 +160,23 @@ pub(super) fn arch_of(major: i32, minor: i32) -> Result<Arch> {
 }
 
 /// See [`Cuda::tensor_map`](super::Cuda::tensor_map).
-pub(super) fn tensor_map(address: u64, rows: u64, cols: u64, pitch: u64, box_rows: u32) -> Result<TensorMap> {
+pub(super) fn tensor_map(
+    address: u64,
+    [rows, cols]: [u64; 2],
+    pitch: u64,
+    [box_rows, box_cols]: [u32; 2],
+) -> Result<TensorMap> {
     use sys::{
         CUtensorMapDataType_enum as Type, CUtensorMapFloatOOBfill_enum as Outside,
         CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
         CUtensorMapSwizzle_enum as Swizzle,
     };
     let mut map = Slot([0; 16]);
-    let (extents, pitches, boxed, steps) = ([cols, rows], [pitch], [128, box_rows], [1, 1]);
+    let (extents, pitches, boxed, steps) = ([cols, rows], [pitch], [box_cols, box_rows], [1, 1]);
+    let swizzle = match box_cols {
+        128 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+    };
     // SAFETY: a slot has the size and the alignment of a tensor map; the arrays have the lengths that two dimensions need.
     let made = unsafe {
         sys::cuTensorMapEncodeTiled(
@@ -180,7 +189,7 @@ pub(super) fn tensor_map(address: u64, rows: u64, cols: u64, pitch: u64, box_row
             boxed.as_ptr(),
             steps.as_ptr(),
             Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle,
             Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             Outside::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -390,15 +390,16 @@ impl Cuda {
         self.is_card() && self.arch == Arch::Sm90a
     }
 
-    /// The map of a matrix of bytes: `rows` rows of `cols` bytes, `pitch` bytes apart, copied in boxes of `box_rows` (at most
-    /// 256) by 128 bytes, swizzled as Hopper's products read them. Address and pitch must be multiples of 16.
-    pub fn tensor_map(&self, address: Arg, rows: u64, cols: u64, pitch: u64, box_rows: u32) -> Result<Arg> {
+    /// The map of a matrix of bytes: rows and columns, `pitch` bytes from one row to the next, copied in boxes of at most 256
+    /// rows; those of 128 bytes a row are swizzled as Hopper's products read them. Address, pitch and a box's columns must be
+    /// multiples of 16.
+    pub fn tensor_map(&self, address: Arg, extents: [u64; 2], pitch: u64, boxed: [u32; 2]) -> Result<Arg> {
         // A dry run's arguments go nowhere.
         if self.mode() == Mode::Dry {
             return Ok(Arg::NULL);
         }
         match &self.backend {
-            Backend::Driver(_) => driver::tensor_map(address.word(), rows, cols, pitch, box_rows).map(Arg::Map),
+            Backend::Driver(_) => driver::tensor_map(address.word(), extents, pitch, boxed).map(Arg::Map),
             Backend::Emulator(..) => Err(Error::device(
                 "a tensor map in emulation",
                 "kernels that need Hopper are launched where has_hopper says so",

@@ -33,6 +33,7 @@ pub const FILES: &[(&str, &str)] = files![
     "moe_gemm.cu",
     "norm.cu",
     "nvfp4_gemm.cu",
+    "nvfp4_hopper.cu",
     "quantise.cu",
     "rope.cu",
     "rows.cu",

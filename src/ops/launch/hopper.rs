@@ -29,6 +29,13 @@ pub(super) struct Matrix {
     pub(super) pitch: usize,
 }
 
+impl Matrix {
+    /// Its first `cols` bytes a row, in boxes of so many rows and bytes.
+    pub(super) fn map(&self, cuda: &Cuda, cols: usize, boxed: [usize; 2]) -> Result<Arg> {
+        cuda.tensor_map(self.codes, [self.rows as u64, cols as u64], self.pitch as u64, boxed.map(|size| size as u32))
+    }
+}
+
 /// A scale for each row of x (or, where that is null, one for all), and one for each row of W.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scales {
@@ -46,13 +53,13 @@ pub(super) fn product(
     (y, pitch): (Arg, usize),
     (n, k): (usize, usize),
 ) -> Result<()> {
-    let map = |m: &Matrix, rows| cuda.tensor_map(m.codes, m.rows as u64, k as u64, m.pitch as u64, rows as u32);
     let stage = (TILE_M + TILE_N) * TILE_K;
     let shared = STAGES * (stage + 2 * size_of::<u64>()) + 2 * TILE_N * size_of::<f32>();
     let tiles = x.rows.div_ceil(TILE_M).saturating_mul(n.div_ceil(TILE_N));
     let grid = Grid::new([tiles.min(spec.sms as usize) as u32, 1, 1], THREADS).shared(shared as u32);
     let (pitch, one) = (Arg::I64(pitch as i64), Arg::F32(scales.x_of_all));
     let sizes = [int(OP, x.rows)?, int(OP, n)?, int(OP, k)?];
-    let head = [map(x, TILE_M)?, map(w, TILE_N)?, y, pitch, scales.x, one, scales.w];
+    let head =
+        [x.map(cuda, k, [TILE_M, TILE_K])?, w.map(cuda, k, [TILE_N, TILE_K])?, y, pitch, scales.x, one, scales.w];
     cuda.launch(kernel(), grid, &[&head[..], &sizes].concat())
 }

@@ -98,12 +98,12 @@ pub(super) fn product(
     (n, k): (usize, usize),
 ) -> Result<()> {
     let cut = cut(spec, x.rows, n);
-    let map = |m: &Matrix, rows| cuda.tensor_map(m.codes, m.rows as u64, k as u64, m.pitch as u64, rows as u32);
     let grid = Grid::new([cut.blocks as u32, 1, 1], THREADS).shared(cut.shared() as u32);
     let (pitch, one) = (Arg::I64(pitch as i64), Arg::F32(scales.x_of_all));
     let sizes = [x.rows, n, k, cut.rows, cut.stages];
     let sizes = sizes.into_iter().map(|size| int(OP, size)).collect::<Result<Vec<_>>>()?;
-    let head = [map(x, cut.tokens)?, map(w, cut.rows)?, y, pitch, scales.x, one, scales.w];
+    let head =
+        [x.map(cuda, k, [cut.tokens, TILE_K])?, w.map(cuda, k, [cut.rows, TILE_K])?, y, pitch, scales.x, one, scales.w];
     cuda.launch(cut.kernel(), grid, &[&head[..], &sizes].concat())
 }
 

@@ -3,7 +3,7 @@
 
 use super::grids::{blocks, blocks_y, flag, int, long};
 use super::tiles::{self, Codes, Product, Stored, Tile};
-use super::{hopper, hopper_few};
+use super::{hopper, hopper_few, nvfp4_hopper};
 use crate::device::cuda::blas;
 use crate::device::cuda::{Arg, Cuda, Grid, Kernel};
 use crate::device::{Arch, DeviceSpec, cards};
@@ -65,9 +65,18 @@ impl Operand {
             Form::Fp8Token => Operand { row_scales: scales, ..of(Stored::Fp8, bytes) },
             Form::Fp8Group => Operand { scales, ..of(Stored::Fp8Block, bytes) },
             Form::Nvfp4(one, sense) => {
-                Operand { scales, one, divides: sense == Global::Divides, ..of(Stored::Nvfp4, 2 * bytes) }
+                let rows = match x.codes.dtype() {
+                    DType::Bf16 => Operand::rows(x.codes.view()),
+                    _ => of(Stored::Nvfp4, 2 * bytes),
+                };
+                Operand { scales, one, divides: sense == Global::Divides, ..rows }
             }
         }
+    }
+
+    /// What `one` multiplies by.
+    fn factor(&self) -> f32 {
+        if self.divides { 1.0 / self.one } else { self.one }
     }
 
     fn weight(w: &Weight) -> Operand {
@@ -95,6 +104,8 @@ enum Path {
     Hopper,
     /// By the same, rows of the weight against all tokens.
     HopperFew,
+    /// By the same, NVFP4 rows of the weight against tiles of so many tokens.
+    HopperNvfp4(usize),
     /// In f32 outside the tensor cores.
     Generic,
 }
@@ -133,6 +144,10 @@ fn choose(spec: &DeviceSpec, call: &Call, batch_invariant: bool) -> Path {
     let by_rows = call.x == Stored::Fp8 && call.w == Stored::Fp8;
     if call.has.hopper && by_rows && !batch_invariant {
         return if tokens <= hopper_few::MOST_TOKENS { Path::HopperFew } else { Path::Hopper };
+    }
+    let widens = call.x == Stored::Bf16 && call.w == Stored::Nvfp4;
+    if call.has.hopper && widens && !batch_invariant && nvfp4_hopper::takes(spec, tokens, rows, cols) {
+        return Path::HopperNvfp4(nvfp4_hopper::tile(spec, tokens, rows));
     }
     match tiles::fastest(spec, product, (tokens, rows, cols), batch_invariant) {
         Some(tile) => Path::Tiles(product, tile),
@@ -204,6 +219,7 @@ pub(super) fn variants() -> Vec<Kernel> {
     // What every card of an arch may need: without Hopper's kernel too.
     let has = Has { vendor: true, hopper: false };
     let mut kernels = vec![Kernel::new("linear", "generic_64"), hopper::kernel()];
+    kernels.extend(nvfp4_hopper::kernels());
     if let Ok(spec) = cards::find("h200") {
         let cuts = |tokens| PUBLISHED.map(|[rows, _]| hopper_few::cut(&spec, tokens, rows).kernel());
         kernels.extend([1, 8, 32, 64, 128].into_iter().flat_map(cuts));
@@ -297,6 +313,13 @@ pub(crate) fn linear(
                 _ => hopper_few::product(cuda, spec, &operands, &scales, to, sizes),
             }
         }
+        Path::HopperNvfp4(tile) => {
+            let of_x = hopper::Matrix { codes: x.codes, rows: tokens, pitch: 2 * x.pitch };
+            let Operand { codes, scales, row_scales: globals, divides, .. } = w;
+            let w = nvfp4_hopper::Weight { codes, scales, globals, divides };
+            let (to, sizes) = ((out[0], y.cols()), (rows, cols));
+            nvfp4_hopper::product(cuda, spec, (&of_x, x.factor()), &w, to, sizes, tile)
+        }
         Path::Generic => {
             const ROWS: usize = 64;
             let (entry, per_block) = if tokens <= 8 { ("generic_8", 8) } else { ("generic_64", 64) };
@@ -325,9 +348,8 @@ fn tile_args(product: Product, x: &Operand, w: &Operand, cols: usize) -> Result<
             vec![x.codes, pitch, x_scales, Arg::F32(x.one), w.codes, w.scales, segment, w.row_scales]
         }
         Codes::Nvfp4 => {
-            let x_scale = if x.divides { 1.0 / x.one } else { x.one };
             let divides = flag(w.divides);
-            vec![x.codes, pitch, x.scales, Arg::F32(x_scale), w.codes, w.scales, w.row_scales, divides]
+            vec![x.codes, pitch, x.scales, Arg::F32(x.factor()), w.codes, w.scales, w.row_scales, divides]
         }
     })
 }
@@ -389,6 +411,19 @@ mod tests {
         assert_eq!(choose(&spec, &Call { tokens: 128, ..many }, false), Path::HopperFew);
         assert!(matches!(choose(&spec, &Call { tokens: 1, ..many }, true), Path::Tiles(..)));
         assert!(matches!(choose(&spec, &Call { x: Stored::Bf16, ..many }, false), Path::Tiles(..)));
+    }
+
+    #[test]
+    fn hopper_takes_many_rows_of_bf16_by_nvfp4_in_whole_blocks() {
+        let spec = cards::find("h200").unwrap();
+        let has = Has { vendor: true, hopper: true };
+        let many = Call { tokens: 65, rows: 8192, has, ..call(Stored::Bf16, Stored::Nvfp4, 1024) };
+        let taken = |call: &Call, invariant| matches!(choose(&spec, call, invariant), Path::HopperNvfp4(_));
+        assert!(taken(&many, false) && !taken(&many, true));
+        assert!(!taken(&Call { tokens: 64, ..many }, false));
+        assert!(!taken(&Call { cols: 1088, ..many }, false));
+        assert!(!taken(&Call { aligned: false, ..many }, false));
+        assert!(!taken(&Call { x: Stored::Nvfp4, ..many }, false));
     }
 
     #[test]

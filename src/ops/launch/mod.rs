@@ -16,6 +16,7 @@ pub(crate) mod kv_write;
 pub(crate) mod linear;
 pub(crate) mod moe;
 pub(crate) mod norm;
+pub(crate) mod nvfp4_hopper;
 pub(crate) mod quantise;
 pub(crate) mod rope;
 pub(crate) mod rows;
@@ -50,5 +51,5 @@ pub fn variants() -> Vec<Kernel> {
 
 /// Whether a kernel's file has anything for an arch: all but those of one arch's own instructions have.
 pub fn runs_on(kernel: Kernel, arch: Arch) -> bool {
-    ![hopper::MODULE, hopper_few::MODULE].contains(&kernel.module()) || arch == Arch::Sm90a
+    ![hopper::MODULE, hopper_few::MODULE, nvfp4_hopper::MODULE].contains(&kernel.module()) || arch == Arch::Sm90a
 }

@@ -3,6 +3,7 @@
 use super::grids::{THREADS, blocks, flag, int, long, row_share, row_threads};
 use crate::device::cuda::{Arg, Cuda, Grid, Kernel, entry};
 use crate::error::Result;
+use crate::num::DType;
 use crate::ops::quantise::Form;
 use crate::ops::scheme::Global;
 use crate::ops::weight::{BLOCK, NVFP4_GROUP};
@@ -46,6 +47,10 @@ pub(crate) fn rows(cuda: &Cuda, x: View, form: Form, codes: &mut Tensor, scales:
         Form::Nvfp4(global, sense) => {
             let grid = flat(rows * (cols / NVFP4_GROUP))?;
             let divides = flag(sense == Global::Divides);
+            if codes.dtype() == DType::Bf16 {
+                let args = [x.arg(), pitch, codes.arg(), long(rows), width, Arg::F32(global), divides];
+                return cuda.launch(kernel(entry!(dtype, "nvfp4_widened")), grid, &args);
+            }
             let args = [x.arg(), pitch, codes.arg(), scales, long(rows), width, Arg::F32(global), divides];
             cuda.launch(kernel(entry!(dtype, "nvfp4")), grid, &args)
         }

@@ -2,11 +2,12 @@
 //!
 //! [`quantise`]: crate::ops::quantise
 
+use half::bf16;
 use rayon::prelude::*;
 
 use super::weight::{Matrix, PerRow, nvfp4_scale};
 use crate::error::Result;
-use crate::num::{fp4, fp8};
+use crate::num::{DType, fp4, fp8};
 use crate::ops::quantise::Form;
 use crate::ops::scheme::Global;
 use crate::ops::weight::{BLOCK, NVFP4_GROUP};
@@ -23,6 +24,23 @@ pub fn rows(x: View, form: Form, codes: &mut Tensor, scales: Option<&mut Tensor>
         row.resize(cols, 0.0);
         matrix.widen(t, 0, row);
     };
+    if let Form::Nvfp4(global, sense) = form
+        && codes.dtype() == DType::Bf16
+    {
+        let values = codes.host_mut::<bf16>()?.par_chunks_mut(pitch);
+        values.enumerate().for_each_init(Vec::new, |row, (t, values)| {
+            widen(t, row);
+            let (mut codes, mut scales) = (vec![0; cols / 2], vec![0; cols / NVFP4_GROUP]);
+            nvfp4(row, global, sense, &mut codes, &mut scales);
+            // The global is the product's.
+            let globals = PerRow::One(1.0);
+            Matrix::Nvfp4 { codes: &codes, cols, scales: &scales, globals, sense }.widen(0, 0, row);
+            for (to, v) in values.iter_mut().zip(row) {
+                *to = bf16::from_f32(*v);
+            }
+        });
+        return Ok(());
+    }
     let codes = codes.host_mut::<u8>()?.par_chunks_mut(pitch);
     match form {
         Form::Fp8Tensor(scale) => codes.enumerate().for_each_init(Vec::new, |row, (t, codes)| {

@@ -38,6 +38,15 @@ pub enum Matrix<'a> {
     F32(Rows<'a, f32>),
     /// Floats.
     Bf16(Rows<'a, bf16>),
+    /// Floats under one global: NVFP4 codes times their groups' scales.
+    Widened {
+        /// `[rows, cols]`.
+        rows: Rows<'a, bf16>,
+        /// For all.
+        global: f32,
+        /// What it does.
+        sense: Global,
+    },
     /// e4m3 codes with a scale per row.
     Fp8Rows {
         /// `[rows, cols]`.
@@ -115,6 +124,11 @@ impl<'a> Matrix<'a> {
 
     /// Quantised rows of an activation.
     pub fn quantised(x: &'a Quantised) -> Result<Matrix<'a>> {
+        if let Form::Nvfp4(global, sense) = x.form
+            && x.codes.dtype() == DType::Bf16
+        {
+            return Ok(Matrix::Widened { rows: x.codes.view().host()?, global, sense });
+        }
         let codes: &[u8] = x.codes.host()?;
         let scales = || x.scales.as_ref().ok_or_else(|| Error::shape("quantise", "rows without scales".to_owned()));
         let cols = x.codes.cols();
@@ -136,6 +150,14 @@ impl<'a> Matrix<'a> {
             Matrix::Bf16(rows) => {
                 for (to, v) in to.iter_mut().zip(&rows.row(row)[from..]) {
                     *to = Elem::to_f32(*v);
+                }
+            }
+            Matrix::Widened { rows, global, sense } => {
+                for (to, v) in to.iter_mut().zip(&rows.row(row)[from..]) {
+                    *to = match sense {
+                        Global::Multiplies => Elem::to_f32(*v) * global,
+                        Global::Divides => Elem::to_f32(*v) / global,
+                    };
                 }
             }
             Matrix::Fp8Rows { codes, cols, scales } => {

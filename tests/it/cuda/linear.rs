@@ -283,3 +283,32 @@ fn few_rows_of_codes_are_near_the_cpu_arm() {
         }
     }
 }
+
+/// Prompts of layers in NVFP4: the many rows that a card may take by a kernel of its own, its tiles whole and not, x out of a
+/// wider tensor and results beside others. Emulated with one multiprocessor, so that inputs are widened there too.
+#[test]
+fn many_rows_by_nvfp4_are_near_the_cpu_arm() {
+    let sizes =
+        [(65, 130, 256), (130, 77, 512), (65, 5641, 256), (257, 1911, 1024), (700, 1161, 512), (257, 5120, 5120)];
+    let forms =
+        [Global::Divides, Global::Multiplies].map(|sense| [ActScheme::None, ActScheme::Nvfp4].map(|act| (sense, act)));
+    for (i, (tokens, rows, cols)) in sizes.into_iter().enumerate() {
+        for (j, (sense, act)) in forms.concat().into_iter().enumerate() {
+            // The small part before the other leaves no row of results aligned.
+            let rows = if (i + j) % 2 == 0 { [rows, 24] } else { [21, rows] };
+            let specs =
+                rows.map(|rows| LinearSpec { rows, cols, scheme: Scheme::Nvfp4(sense), act, segment_rows: rows });
+            let sources = specs.map(|spec| Source::new((100 * i + j) as u64, spec));
+            let what = format!("{tokens} x {rows:?} x {cols}, {sense:?} {act:?}");
+            let work = (tokens * rows.iter().sum::<usize>() * cols) as u64;
+            let Some(pair) = pair_of(&what, Numerics::BF16, work, 1) else { continue };
+            let wide = random(&mut rng(j as u64), DType::Bf16, tokens * (cols + 16), 1.0);
+            let (cpu, cuda) = pair.run(|rig| {
+                let x = tensor(&rig.cx(), DType::Bf16, &[tokens, cols + 16], &wide);
+                let parts = sources.iter().zip(&specs).map(|(source, spec)| source.on(rig, spec)).collect();
+                values(&project(&rig.cx(), x.columns(8, cols), &Projection::new(parts).unwrap(), "y").unwrap())
+            });
+            near(&what, DType::Bf16, &cuda, &cpu);
+        }
+    }
+}

@@ -3,7 +3,7 @@
 
 use highwater::num::{DType, fp8};
 use highwater::ops::Numerics;
-use highwater::ops::quantise::{Form, Quantised, cases, quantise};
+use highwater::ops::quantise::{Form, Quantised, cases, quantise, widened};
 use highwater::ops::scheme::Global;
 
 use super::{Pair, assert_same};
@@ -104,6 +104,29 @@ fn columns_of_a_wider_tensor_are_the_cpu_arms_bits() {
                     quantise(&rig.cx(), x.columns(from, 272), form).unwrap()
                 });
             }
+        }
+    }
+}
+
+#[test]
+fn widened_rows_are_the_cpu_arms_bits() {
+    for (seed, case) in cases().into_iter().enumerate() {
+        for form in forms(case.cols).into_iter().filter(|form| matches!(form, Form::Nvfp4(..))) {
+            let what = format!("{} {form:?}", case.name);
+            let work = (case.tokens * case.cols) as u64;
+            let Some(pair) = Pair::new(&what, numerics(case.x, DType::F32), work) else { continue };
+            let pitch = case.cols + 8 * (seed % 2);
+            let mut x = rows(seed as u64, case.x, case.tokens, pitch);
+            x[case.cols / 2] = f32::NAN;
+            let (cpu, cuda) = pair.run(|rig| {
+                let x = tensor(&rig.cx(), case.x, &[case.tokens, pitch], &x);
+                let q = widened(&rig.cx(), x.columns(0, case.cols), form).unwrap();
+                values(&q.codes)
+                    .into_iter()
+                    .map(|v| if v.is_nan() { u32::MAX } else { v.to_bits() })
+                    .collect::<Vec<_>>()
+            });
+            assert_same(&what, &cuda, &cpu);
         }
     }
 }

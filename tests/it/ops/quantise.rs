@@ -2,14 +2,14 @@
 
 use highwater::mem::ALIGN_BYTES;
 use highwater::num::DType;
-use highwater::ops::quantise::{Form, Quantised, cases, cost, quantise};
+use highwater::ops::quantise::{self, Form, Quantised, cases, cost, quantise, widened_cost};
 use highwater::ops::reference::weight::Matrix;
 use highwater::ops::scheme::Global;
 use highwater::ops::{Meter, Numerics};
 
 use super::weight::{e2m1, e4m3};
 use super::world::{blank, cx, device, message, numerics, on_threads, plan, stored, tensor, uniform};
-use super::{bytes, rng};
+use super::{bytes, rng, values};
 
 /// The value of the code nearest to `v`, ties to the even code, out of the first `codes` of `decode`, which rise.
 fn nearest(v: f32, codes: u8, decode: fn(u8) -> f64) -> f32 {
@@ -111,6 +111,23 @@ fn every_value_is_that_of_the_peers_order_of_operations() {
                     assert_eq!(*got, want, "{} {form:?} [{t}, {c}] of {}", case.name, row[c]);
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn widened_rows_are_the_codes_times_their_groups_scales() {
+    for (i, case) in cases().into_iter().enumerate() {
+        for form in forms() {
+            let Form::Nvfp4(_, sense) = form else { continue };
+            let (device, meter) = (device(), Meter::default());
+            let cx = cx(&device, &meter, numerics(case.x));
+            let x = tensor(&device, case.x, &[case.tokens, case.cols], &rows(i as u64, case.tokens, case.cols));
+            let codes = quantise(&cx, x.view(), form).unwrap();
+            let wide = quantise::widened(&cx, x.view(), form).unwrap();
+            // Under a global of one nothing else is left.
+            let one = Quantised { form: Form::Nvfp4(1.0, sense), ..codes };
+            assert_eq!(values(&wide.codes), widened(&one, case.cols), "{} {form:?}", case.name);
         }
     }
 }
@@ -223,6 +240,24 @@ fn plan_and_cpu_allocate_the_same_bytes_and_count_the_same_cost() {
 }
 
 #[test]
+fn plan_and_cpu_allocate_the_same_bytes_for_widened_rows() {
+    for case in cases() {
+        let reports = [device(), plan()].map(|device| {
+            let meter = Meter::default();
+            let x = blank(&device, case.x, &[case.tokens, case.cols]);
+            device.begin_step();
+            let form = Form::Nvfp4(1.0, Global::Divides);
+            let _held = quantise::widened(&cx(&device, &meter, numerics(case.x)), x.view(), form).unwrap();
+            (device.report(), meter.take())
+        });
+        assert_eq!(reports[0], reports[1], "{}", case.name);
+        assert_eq!(reports[0].1[0].cost, widened_cost(case.tokens, case.cols, case.x));
+        let bytes = (2 * case.tokens * case.cols) as u64;
+        assert_eq!(reports[0].0.transient_peak, bytes.next_multiple_of(ALIGN_BYTES), "{}", case.name);
+    }
+}
+
+#[test]
 fn what_cannot_be_quantised_is_refused_with_its_numbers() {
     for device in [device(), plan()] {
         let meter = Meter::default();
@@ -236,6 +271,8 @@ fn what_cannot_be_quantised_is_refused_with_its_numbers() {
         assert!(message(quantise(&cx, f32s(&[0, 8]).view(), Form::Fp8Token)).contains("[0, 8]"));
         let ints = blank(&device, DType::I32, &[4, 8]);
         assert!(message(quantise(&cx, ints.view(), Form::Fp8Token)).contains("i32"));
+        let token = quantise::widened(&cx, f32s(&[4, 32]).view(), Form::Fp8Token);
+        assert!(message(token).contains("must be NVFP4"));
         for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
             assert!(message(quantise(&cx, x.view(), Form::Fp8Tensor(scale))).contains(&format!("{scale}")));
         }
