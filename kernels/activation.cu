@@ -75,17 +75,20 @@ DEVICE void gdn_gates(const T* ba, const float* a_log, const float* dt_bias, flo
 
 #define ENTRIES(T, SUFFIX)                                                                                           \
   KERNEL LAUNCH_BOUNDS(256) silu_mul_##SUFFIX(T* gate_up, int64_t rows, int64_t width, int shift) {                  \
+    after_earlier_kernels();                                                                                         \
     silu_mul(gate_up, rows, width, shift);                                                                           \
   }                                                                                                                  \
   EXPORT(silu_mul_##SUFFIX)                                                                                          \
   KERNEL LAUNCH_BOUNDS(256)                                                                                          \
       sigmoid_mul_##SUFFIX(T* x, const T* qkv, int64_t rows, int heads, int dim, int64_t pitch, int shift) {         \
+    after_earlier_kernels();                                                                                         \
     sigmoid_mul(x, qkv, rows, heads, dim, pitch, shift);                                                             \
   }                                                                                                                  \
   EXPORT(sigmoid_mul_##SUFFIX)                                                                                       \
   KERNEL LAUNCH_BOUNDS(256)                                                                                          \
       gdn_gates_##SUFFIX(const T* ba, const float* a_log, const float* dt_bias, float* g, float* beta, int64_t rows, \
                          int heads, int shift) {                                                                     \
+    after_earlier_kernels();                                                                                         \
     gdn_gates(ba, a_log, dt_bias, g, beta, rows, heads, shift);                                                      \
   }                                                                                                                  \
   EXPORT(gdn_gates_##SUFFIX)

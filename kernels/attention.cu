@@ -25,6 +25,7 @@ KERNEL LAUNCH_BOUNDS(32 * PREFILL_WARPS, 1)
 prefill_bf16(bf16* out, const bf16* qkv, const bf16* k, const bf16* v, const int* starts, const int* contexts,
              const int* table, int table_cols, int pages, int kv_heads, int group, int tokens, int first, int sequences,
              int qkv_cols, float scale, float v_scale) {
+  after_earlier_kernels();
   Sequences all{contexts, table, table_cols, pages, kv_heads, group};
   prefill<bf16, HEAD_DIM, PREFILL_WARPS, TILE_STAGES>(out, qkv, k, v, starts, all, tokens, first, sequences, qkv_cols, scale, v_scale);
 }
@@ -34,6 +35,7 @@ KERNEL LAUNCH_BOUNDS(32 * PREFILL_WARPS, 1)
 prefill_e4m3(bf16* out, const bf16* qkv, const uint8_t* k, const uint8_t* v, const int* starts, const int* contexts,
              const int* table, int table_cols, int pages, int kv_heads, int group, int tokens, int first, int sequences,
              int qkv_cols, float scale, float v_scale) {
+  after_earlier_kernels();
   Sequences all{contexts, table, table_cols, pages, kv_heads, group};
   prefill<uint8_t, HEAD_DIM, PREFILL_WARPS, TILE_STAGES>(out, qkv, k, v, starts, all, tokens, first, sequences, qkv_cols, scale,
                                             v_scale);
@@ -44,6 +46,7 @@ KERNEL LAUNCH_BOUNDS(128, 2)
 decode_bf16(bf16* out, float* partials, const bf16* qkv, const bf16* k, const bf16* v, const int* contexts,
             const int* table, int table_cols, int pages, int kv_heads, int group, int decodes, int splits, int qkv_cols,
             float scale, float v_scale) {
+  after_earlier_kernels();
   Sequences all{contexts, table, table_cols, pages, kv_heads, group};
   decode<bf16, HEAD_DIM, DECODE_STAGES>(out, partials, qkv, k, v, all, decodes, splits, qkv_cols, scale, v_scale);
 }
@@ -53,6 +56,7 @@ KERNEL LAUNCH_BOUNDS(128, 3)
 decode_e4m3(bf16* out, float* partials, const bf16* qkv, const uint8_t* k, const uint8_t* v, const int* contexts,
             const int* table, int table_cols, int pages, int kv_heads, int group, int decodes, int splits, int qkv_cols,
             float scale, float v_scale) {
+  after_earlier_kernels();
   Sequences all{contexts, table, table_cols, pages, kv_heads, group};
   decode<uint8_t, HEAD_DIM, DECODE_STAGES>(out, partials, qkv, k, v, all, decodes, splits, qkv_cols, scale, v_scale);
 }
@@ -61,6 +65,7 @@ EXPORT(decode_e4m3)
 KERNEL LAUNCH_BOUNDS(512)
 combine_bf16(bf16* out, float* partials, const int* contexts, const int* table, int table_cols, int pages, int kv_heads,
              int group, int decodes, int splits, float v_scale) {
+  after_earlier_kernels();
   Sequences all{contexts, table, table_cols, pages, kv_heads, group};
   combine<HEAD_DIM>(out, partials, all, decodes, splits, v_scale);
 }
@@ -74,6 +79,7 @@ KERNEL LAUNCH_BOUNDS(128, 4)
 attend(void* out, const void* qkv, const void* k, const void* v, const int* starts, const int* contexts,
        const int* table, int table_cols, int pages, int kv_heads, int group, int sequences, int head_dim, int qkv_cols,
        float scale, float v_scale, int type, int kv_type, int out_type) {
+  after_earlier_kernels();
   Sequences all{contexts, table, table_cols, pages, kv_heads, group};
   if (kv_type == TYPE_F32) {
     attend_plain(out, qkv, static_cast<const float*>(k), static_cast<const float*>(v), starts, all, sequences, head_dim,

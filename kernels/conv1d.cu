@@ -328,6 +328,7 @@ DEVICE void keep(const T* x, const float* w, T* state, Sequences s, int64_t slot
       step_##SUFFIX(const T* x, const float* w, T* state, T* y, const int* starts, const int* contexts,               \
                     const int* slot_in, const int* slot_out, int count, int64_t slots, int64_t pitch, int channels,   \
                     int taps) {                                                                                       \
+    after_earlier_kernels();                                                                                          \
     step(x, w, state, y, Sequences{starts, contexts, slot_in, slot_out, count}, slots, pitch, channels, taps);        \
   }                                                                                                                   \
   EXPORT(step_##SUFFIX)                                                                                               \
@@ -335,6 +336,7 @@ DEVICE void keep(const T* x, const float* w, T* state, Sequences s, int64_t slot
       causal_##SUFFIX(const T* x, const float* w, const T* state, T* y, const int* starts, const int* contexts,       \
                       const int* slot_in, const int* slot_out, int count, int64_t slots, int64_t pitch, int channels, \
                       int taps, int rows, int run) {                                                                  \
+    after_earlier_kernels();                                                                                          \
     causal(x, w, state, y, Sequences{starts, contexts, slot_in, slot_out, count}, slots, pitch, channels, taps,       \
            rows, run);                                                                                                \
   }                                                                                                                   \
@@ -342,6 +344,7 @@ DEVICE void keep(const T* x, const float* w, T* state, Sequences s, int64_t slot
   KERNEL LAUNCH_BOUNDS(THREADS)                                                                                       \
       keep_##SUFFIX(const T* x, const float* w, T* state, const int* starts, const int* contexts, const int* slot_in, \
                     const int* slot_out, int count, int64_t slots, int64_t pitch, int channels, int taps) {           \
+    after_earlier_kernels();                                                                                          \
     keep(x, w, state, Sequences{starts, contexts, slot_in, slot_out, count}, slots, pitch, channels, taps);           \
   }                                                                                                                   \
   EXPORT(keep_##SUFFIX)

@@ -83,6 +83,7 @@ DEVICE void store_row(const float (&d)[SUMS], int half, bf16* y_row, int columns
 KERNEL LAUNCH_BOUNDS(THREADS, 1)
     fp8_hopper(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, bf16* y, int64_t y_pitch,
                const float* x_scales, float x_scale_of_all, const float* w_scales, int m, int n, int k) {
+  after_earlier_kernels();
   DYNAMIC_SHARED(shared);
   Stage* stages = reinterpret_cast<Stage*>(shared);
   uint64_t* full = reinterpret_cast<uint64_t*>(shared + STAGES * sizeof(Stage));

@@ -42,6 +42,7 @@ KERNEL LAUNCH_BOUNDS(THREADS, 1)
     fp8_hopper_few(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, bf16* y,
                    int64_t y_pitch, const float* x_scales, float x_scale_of_all, const float* w_scales, int m, int n,
                    int k, int box, int stages) {
+  let_next_kernel_begin();
   DYNAMIC_SHARED(shared);
   int box_bytes = (box + TOKENS) * TILE_K, stage_bytes = BOXES * box_bytes;
   // Floats from one token's sums to the next: the lanes of a warp then store to 32 banks.
@@ -63,26 +64,41 @@ KERNEL LAUNCH_BOUNDS(THREADS, 1)
   int tiles = CEIL_DIV(n, box), steps = CEIL_DIV(k, BOXES * TILE_K), stage = 0;
   if (threadIdx.x >= MULTIPLIERS) {
     if (threadIdx.x > MULTIPLIERS) return;
+    auto copy_w = [&](int to_stage, int tile, int step) {
+      barrier_expect(full + to_stage, stage_bytes);
+#pragma unroll
+      for (int i = 0; i < BOXES; ++i) {
+        unsigned char* to = shared + to_stage * stage_bytes + i * box_bytes;
+        copy_box(to, &w_map, full + to_stage, (step * BOXES + i) * TILE_K, tile * box);
+      }
+    };
+    auto copy_x = [&](int to_stage, int step) {
+#pragma unroll
+      for (int i = 0; i < BOXES; ++i) {
+        unsigned char* to = shared + to_stage * stage_bytes + i * box_bytes + box * TILE_K;
+        copy_box(to, &x_map, full + to_stage, (step * BOXES + i) * TILE_K, 0);
+      }
+    };
+    // No kernel writes weights: those of the first tile's first stages come while the kernels before end.
+    int ahead = int(blockIdx.x) < tiles ? min(stages, steps) : 0;
+    for (int step = 0; step < ahead; ++step) copy_w(step, blockIdx.x, step);
+    wait_for_earlier_kernels();
     uint32_t parity = 1;  // the phase before the first counts as over
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       for (int step = 0; step < steps; ++step) {
-        barrier_wait(empty + stage, parity);
-        barrier_expect(full + stage, stage_bytes);
-        unsigned char* to = shared + stage * stage_bytes;
-        int column = step * BOXES * TILE_K;
-#pragma unroll
-        for (int i = 0; i < BOXES; ++i) {
-          copy_box(to + i * box_bytes, &w_map, full + stage, column + i * TILE_K, tile * box);
+        if (ahead > 0) {
+          --ahead;
+        } else {
+          barrier_wait(empty + stage, parity);
+          copy_w(stage, tile, step);
         }
-#pragma unroll
-        for (int i = 0; i < BOXES; ++i) {
-          copy_box(to + i * box_bytes + box * TILE_K, &x_map, full + stage, column + i * TILE_K, 0);
-        }
+        copy_x(stage, step);
         if (++stage == stages) stage = 0, parity ^= 1;
       }
     }
     return;
   }
+  wait_for_earlier_kernels();
   uint32_t parity = 0;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     float total[ROW_TILES][SUMS];

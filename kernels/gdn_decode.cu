@@ -142,12 +142,14 @@ DEVICE void any(const T* conv, const float* g, const float* beta, S* state, cons
                                                        ELEMENT_##S* state, const int* contexts, const int* slot_in,     \
                                                        const int* slot_out, ELEMENT_##T* out, int slots, int key_heads, \
                                                        int value_heads) {                                               \
+    after_earlier_kernels();                                                                                            \
     step(conv, g, beta, state, contexts, slot_in, slot_out, out, slots, key_heads, value_heads);                        \
   }                                                                                                                     \
   EXPORT(step_##T##_##S)                                                                                                \
   KERNEL any_##T##_##S(const ELEMENT_##T* conv, const float* g, const float* beta, ELEMENT_##S* state,                  \
                        const int* contexts, const int* slot_in, const int* slot_out, ELEMENT_##T* out, int slots,       \
                        int key_heads, int value_heads, int key_dim, int value_dim) {                                    \
+    after_earlier_kernels();                                                                                            \
     any(conv, g, beta, state, contexts, slot_in, slot_out, out, slots, key_heads, value_heads, key_dim, value_dim);     \
   }                                                                                                                     \
   EXPORT(any_##T##_##S)

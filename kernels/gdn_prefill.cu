@@ -215,6 +215,7 @@ DEVICE void gate_a(ChunkMatrices& to, const float (&product)[2][4], int tile, co
 KERNEL LAUNCH_BOUNDS(CHUNK_THREADS, CHUNK_BLOCKS)
 chunk_bf16(const bf16* conv, const float* g, const float* beta, const int* starts, unsigned char* work, int spans,
            int first_chunk, int tokens, int key_heads, int value_heads, int heads_per_block) {
+  after_earlier_kernels();
   __shared__ __align__(16) unsigned char shared[sizeof(ChunkMatrices) > sizeof(ChunkTiles) ? sizeof(ChunkMatrices) : sizeof(ChunkTiles)];
   __shared__ float q_factor[CHUNK], k_factor[CHUNK], betas[CHUNK];
   __shared__ Sum sums[CHUNK];
@@ -632,6 +633,7 @@ DEVICE void any(const T* conv, const float* g, const float* beta, S* state, cons
       const bf16* conv, const unsigned char* work, ELEMENT_##S* state, const float* carry_in, float* carry_out,        \
       const int* starts, const int* contexts, const int* slot_in, const int* slot_out, bf16* out, int first_chunk,     \
       int piece_chunks, int tokens, int slots, int key_heads, int value_heads) {                                       \
+    after_earlier_kernels();                                                                                           \
     scan(conv, work, state, carry_in, carry_out, starts, contexts, slot_in, slot_out, out, first_chunk, piece_chunks,  \
          tokens, slots, key_heads, value_heads);                                                                       \
   }                                                                                                                    \
@@ -641,6 +643,7 @@ DEVICE void any(const T* conv, const float* g, const float* beta, S* state, cons
                        const int* starts, const int* contexts, const int* slot_in, const int* slot_out,                \
                        ELEMENT_##T* out, int tokens, int slots, int key_heads, int value_heads, int key_dim,           \
                        int value_dim) {                                                                                \
+    after_earlier_kernels();                                                                                           \
     any(conv, g, beta, state, starts, contexts, slot_in, slot_out, out, tokens, slots, key_heads, value_heads,         \
         key_dim, value_dim);                                                                                           \
   }                                                                                                                    \

@@ -59,6 +59,7 @@ DEVICE void write(const T* qkv, C* k, C* v, const int* slots, int64_t end, int64
   KERNEL LAUNCH_BOUNDS(256)                                                                                         \
       NAME(const T* qkv, C* k, C* v, const int* slots, int64_t end, int64_t pitch, int64_t k_col, int64_t cols,     \
            float k_scale, float v_scale) {                                                                          \
+    after_earlier_kernels();                                                                                        \
     write(qkv, k, v, slots, end, pitch, k_col, cols, k_scale, v_scale);                                             \
   }                                                                                                                 \
   EXPORT(NAME)

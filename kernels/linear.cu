@@ -69,6 +69,7 @@ DEVICE void generic(const Matrix& x, const Matrix& w, void* y, int64_t y_pitch, 
       name(const void* x, int64_t x_pitch, const void* x_scales, const float* x_row_scales, float x_one, int x_form,    \
            int x_divides, const void* w, const void* w_scales, const float* w_row_scales, int segment_rows, int w_form, \
            int w_divides, void* y, int64_t y_pitch, int y_bf16, int tokens, int rows, int cols) {                       \
+    after_earlier_kernels();                                                                                            \
     Matrix xm{x, x_pitch, x_scales, x_row_scales, x_one, 1, cols, x_form, x_divides};                                   \
     Matrix wm{w, cols, w_scales, w_row_scales, 1.0f, segment_rows, cols, w_form, w_divides};                            \
     generic<BM>(xm, wm, y, y_pitch, y_bf16, tokens, rows);                                                              \
@@ -85,6 +86,7 @@ using G = Gemm<PackedTile<TILE>, FORM_BF16, FORM_BF16, false>;
 KERNEL LAUNCH_BOUNDS(G::THREADS, G::BLOCKS_PER_SM)
     bf16_gemm(const uint8_t* x, int64_t x_pitch, const uint8_t* w, void* y, int64_t y_pitch, int y_bf16, int tokens,
               int rows, int cols) {
+  after_earlier_kernels();
   DYNAMIC_SHARED(shared);
   Projection p{x, x_pitch, nullptr, nullptr, 1.0f, w,      nullptr, nullptr, 1,
                nullptr, 0, y, y_pitch, y_bf16, tokens, rows, cols};

@@ -89,11 +89,13 @@ DEVICE void route(const L* logits, int* ids, float* weights, int tokens, int exp
 
 KERNEL LAUNCH_BOUNDS(128)
     route_f32(const float* logits, int* ids, float* weights, int tokens, int experts, int top_k, int round_weights) {
+  after_earlier_kernels();
   route<float>(logits, ids, weights, tokens, experts, top_k, round_weights);
 }
 EXPORT(route_f32)
 KERNEL LAUNCH_BOUNDS(128)
     route_bf16(const bf16* logits, int* ids, float* weights, int tokens, int experts, int top_k, int round_weights) {
+  after_earlier_kernels();
   route<bf16>(logits, ids, weights, tokens, experts, top_k, round_weights);
 }
 EXPORT(route_bf16)
@@ -105,6 +107,7 @@ constexpr int SORTED = 4;
 // range are in none. A block finds where its experts begin by counting lesser ids, so blocks do not wait for each other,
 // and a pair's place by counting the pairs before it: nothing depends on the order in which threads run.
 KERNEL LAUNCH_BOUNDS(1024) sort_pairs(const int* ids, int* sorted, int* offsets, int pairs, int experts) {
+  after_earlier_kernels();
   __shared__ int counts[32][SORTED + 1];
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
   int expert = blockIdx.x * SORTED;
@@ -242,12 +245,14 @@ DEVICE void quantise_rows(const T* x, const float* stored, const int* ids, const
 KERNEL LAUNCH_BOUNDS(256)
     quantise_rows_f32(const float* x, const float* stored, const int* ids, const int* table, uint8_t* codes, void* scales,
                       int scheme, int divides, int rows, int cols, int per_token, int experts, int slots) {
+  after_earlier_kernels();
   quantise_rows<float>(x, stored, ids, table, codes, scales, scheme, divides, rows, cols, per_token, experts, slots);
 }
 EXPORT(quantise_rows_f32)
 KERNEL LAUNCH_BOUNDS(256)
     quantise_rows_bf16(const bf16* x, const float* stored, const int* ids, const int* table, uint8_t* codes, void* scales,
                        int scheme, int divides, int rows, int cols, int per_token, int experts, int slots) {
+  after_earlier_kernels();
   quantise_rows<bf16>(x, stored, ids, table, codes, scales, scheme, divides, rows, cols, per_token, experts, slots);
 }
 EXPORT(quantise_rows_bf16)
@@ -433,6 +438,7 @@ DEVICE void any_down(const Stack& w, const Input& x, const int* table, const int
   KERNEL LAUNCH_BOUNDS(256)                                                                                          \
       any_gate_up_##name(INPUT(x), INPUT(x_up), MATRIX(gate), MATRIX(up), const int* table, const int* sorted,       \
                          const int* offsets, T* h, int inter, int hidden, int experts, int slots) {                  \
+    after_earlier_kernels();                                                                                         \
     Stack w[2] = {MATRIX_OF(gate, inter), MATRIX_OF(up, inter)};                                                    \
     Input in[2] = {INPUT_OF(x), INPUT_OF(x_up)};                                                                     \
     any_gate_up<T>(w, in, table, sorted, offsets, h, inter, hidden, experts, slots);                                 \
@@ -441,6 +447,7 @@ DEVICE void any_down(const Stack& w, const Input& x, const int* table, const int
   KERNEL LAUNCH_BOUNDS(256)                                                                                          \
       any_down_##name(INPUT(h), MATRIX(down), const int* table, const int* sorted, const int* offsets, T* y,         \
                       int hidden, int inter, int experts, int slots) {                                               \
+    after_earlier_kernels();                                                                                         \
     any_down<T>(MATRIX_OF(down, hidden), INPUT_OF(h), table, sorted, offsets, y, hidden, inter, experts, slots);     \
   }                                                                                                                  \
   EXPORT(any_down_##name)
@@ -495,12 +502,14 @@ DEVICE void combine(const T* y, const int* ids, const float* weights, const int*
 KERNEL LAUNCH_BOUNDS(256)
     combine_f32(const float* y, const int* ids, const float* weights, const int* table, float* out, int hidden, int top_k,
                 int experts, int slots) {
+  after_earlier_kernels();
   combine<float>(y, ids, weights, table, out, hidden, top_k, experts, slots);
 }
 EXPORT(combine_f32)
 KERNEL LAUNCH_BOUNDS(256)
     combine_bf16(const bf16* y, const int* ids, const float* weights, const int* table, bf16* out, int hidden, int top_k,
                  int experts, int slots) {
+  after_earlier_kernels();
   combine<bf16>(y, ids, weights, table, out, hidden, top_k, experts, slots);
 }
 EXPORT(combine_bf16)
@@ -528,10 +537,12 @@ DEVICE void combine_shared(T* out, const T* shared, const T* gate, int hidden) {
 }
 
 KERNEL LAUNCH_BOUNDS(256) combine_shared_f32(float* out, const float* shared, const float* gate, int hidden) {
+  after_earlier_kernels();
   combine_shared<float>(out, shared, gate, hidden);
 }
 EXPORT(combine_shared_f32)
 KERNEL LAUNCH_BOUNDS(256) combine_shared_bf16(bf16* out, const bf16* shared, const bf16* gate, int hidden) {
+  after_earlier_kernels();
   combine_shared<bf16>(out, shared, gate, hidden);
 }
 EXPORT(combine_shared_bf16)

@@ -482,6 +482,7 @@ DEVICE void decode(const Call& call, const Side (&sides)[2], int pairs, const in
 
 // h[pair] = round(silu(gate x) * up x), `rows` of each of gate and up.
 KERNEL LAUNCH_BOUNDS(THREADS, 2) decode_gate_up(const bf16* x, WEIGHTS(gate), WEIGHTS(up), bf16* h, CALL) {
+  after_earlier_kernels();
   DYNAMIC_SHARED(shared);
   int expert = by_pair ? ids[blockIdx.y] : int(blockIdx.y);
   int slot = slot_of(expert, table, experts, slots);
@@ -498,6 +499,7 @@ EXPORT(decode_gate_up)
 
 // y[pair] = round(down h).
 KERNEL LAUNCH_BOUNDS(THREADS, 2) decode_down(const bf16* h, WEIGHTS(down), bf16* y, CALL) {
+  after_earlier_kernels();
   DYNAMIC_SHARED(shared);
   int expert = by_pair ? ids[blockIdx.y] : int(blockIdx.y);
   int slot = slot_of(expert, table, experts, slots);
@@ -518,6 +520,7 @@ KERNEL LAUNCH_BOUNDS(THREADS, 2)
     decode_down_combine(const bf16* h, WEIGHTS(down), const float* weights, bf16* out, const float* stored, int scheme,
                         const int* ids, const int* table, int top_k, int experts, int slots, int rows, int cols, int stride,
                         int divides, int splits, int pitch) {
+  after_earlier_kernels();
   DYNAMIC_SHARED(shared);
   __shared__ float y[WARPS][2 * TILE];
   __shared__ int found[WARPS];

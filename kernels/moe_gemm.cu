@@ -165,6 +165,7 @@ DEVICE void experts_tile(INPUT, const MatrixRows (&all)[matrices], CALL) {
 }
 
 KERNEL LAUNCH_BOUNDS(G::THREADS, BLOCKS_PER_SM) moe_gemm_gate_up(INPUT, WEIGHTS(gate), WEIGHTS(up), CALL) {
+  after_earlier_kernels();
   const MatrixRows w[2] = {{gate_codes, gate_scales, gate_row_scales, gate_first}, {up_codes, up_scales, up_row_scales, up_first}};
   experts_tile<2>(x, x_groups, x_blocks, x_scales, x_by_slot, per_row, w, stride, table, sorted, offsets, out, rows, cols,
                   divides, experts, slots);
@@ -172,6 +173,7 @@ KERNEL LAUNCH_BOUNDS(G::THREADS, BLOCKS_PER_SM) moe_gemm_gate_up(INPUT, WEIGHTS(
 EXPORT(moe_gemm_gate_up)
 
 KERNEL LAUNCH_BOUNDS(G::THREADS, BLOCKS_PER_SM) moe_gemm_down(INPUT, WEIGHTS(down), CALL) {
+  after_earlier_kernels();
   const MatrixRows w[1] = {{down_codes, down_scales, down_row_scales, down_first}};
   experts_tile<1>(x, x_groups, x_blocks, x_scales, x_by_slot, per_row, w, stride, table, sorted, offsets, out, rows, cols,
                   divides, experts, slots);

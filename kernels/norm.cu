@@ -285,30 +285,38 @@ DEVICE void gated(const T* o, const T* z, const float* w, T* y, int64_t rows, in
 
 #define ENTRIES(T, SUFFIX)                                                                                        \
   KERNEL LAUNCH_BOUNDS(1024, 1) rms_##SUFFIX(const T* x, const float* w, T* y, int width, float eps) {            \
+    after_earlier_kernels();                                                                                      \
     rms<false, false>(const_cast<T*>(x), x, w, y, nullptr, nullptr, width, eps);                                  \
   }                                                                                                               \
   EXPORT(rms_##SUFFIX)                                                                                            \
   KERNEL LAUNCH_BOUNDS(1024, 1)                                                                                   \
       add_rms_##SUFFIX(T* residual, const T* delta, const float* w, T* y, int width, float eps) {                 \
+    after_earlier_kernels();                                                                                      \
     rms<true, false>(residual, delta, w, y, nullptr, nullptr, width, eps);                                        \
   }                                                                                                               \
   EXPORT(add_rms_##SUFFIX)                                                                                        \
   KERNEL LAUNCH_BOUNDS(1024, 1)                                                                                   \
       rms_fp8_##SUFFIX(const T* x, const float* w, uint8_t* codes, float* scales, int width, float eps) {         \
+    after_earlier_kernels();                                                                                      \
     rms<false, true, T>(const_cast<T*>(x), x, w, nullptr, codes, scales, width, eps);                             \
   }                                                                                                               \
   EXPORT(rms_fp8_##SUFFIX)                                                                                        \
   KERNEL LAUNCH_BOUNDS(1024, 1)                                                                                   \
       add_rms_fp8_##SUFFIX(T* residual, const T* delta, const float* w, uint8_t* codes, float* scales, int width, \
                            float eps) {                                                                           \
+    after_earlier_kernels();                                                                                      \
     rms<true, true, T>(residual, delta, w, nullptr, codes, scales, width, eps);                                   \
   }                                                                                                               \
   EXPORT(add_rms_fp8_##SUFFIX)                                                                                    \
-  KERNEL LAUNCH_BOUNDS(256) add_##SUFFIX(T* residual, const T* delta, int64_t n) { add(residual, delta, n); }     \
+  KERNEL LAUNCH_BOUNDS(256) add_##SUFFIX(T* residual, const T* delta, int64_t n) {                                \
+    after_earlier_kernels();                                                                                      \
+    add(residual, delta, n);                                                                                      \
+  }                                                                                                               \
   EXPORT(add_##SUFFIX)                                                                                            \
   KERNEL LAUNCH_BOUNDS(256)                                                                                       \
       gated_##SUFFIX(const T* o, const T* z, const float* w, T* y, int64_t rows, int heads, int width,            \
                      int64_t z_pitch, float eps, int silu_gate, int lanes) {                                      \
+    after_earlier_kernels();                                                                                      \
     gated(o, z, w, y, rows, heads, width, z_pitch, eps, silu_gate, lanes);                                        \
   }                                                                                                               \
   EXPORT(gated_##SUFFIX)

@@ -125,6 +125,7 @@ KERNEL LAUNCH_BOUNDS(THREADS, 1)
     nvfp4_hopper(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap codes_map,
                  const __grid_constant__ TensorMap scales_map, float x_scale, const float* w_globals, int w_divides, bf16* y,
                  int64_t y_pitch, int m, int n, int k) {
+  after_earlier_kernels();
   DYNAMIC_SHARED(dynamic);
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   if (threadIdx.x == 0) {

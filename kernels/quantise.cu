@@ -193,28 +193,33 @@ DEVICE void nvfp4_widened(const T* x, int64_t pitch, bf16* values, int64_t rows,
 #define ENTRIES(T, SUFFIX)                                                                                             \
   KERNEL LAUNCH_BOUNDS(THREADS)                                                                                        \
       fp8_tensor_##SUFFIX(const T* x, int64_t pitch, uint8_t* codes, int64_t rows, int cols, float scale, int shift) { \
+    after_earlier_kernels();                                                                                           \
     fp8_tensor(x, pitch, codes, rows, cols, scale, shift);                                                             \
   }                                                                                                                    \
   EXPORT(fp8_tensor_##SUFFIX)                                                                                          \
   KERNEL LAUNCH_BOUNDS(1024, 1)                                                                                        \
       fp8_token_##SUFFIX(const T* x, int64_t pitch, uint8_t* codes, float* scales, int cols) {                         \
+    after_earlier_kernels();                                                                                           \
     fp8_token(x, pitch, codes, scales, cols);                                                                          \
   }                                                                                                                    \
   EXPORT(fp8_token_##SUFFIX)                                                                                           \
   KERNEL LAUNCH_BOUNDS(THREADS)                                                                                        \
       fp8_group_##SUFFIX(const T* x, int64_t pitch, uint8_t* codes, float* scales, int64_t rows, int cols) {           \
+    after_earlier_kernels();                                                                                           \
     fp8_group(x, pitch, codes, scales, rows, cols);                                                                    \
   }                                                                                                                    \
   EXPORT(fp8_group_##SUFFIX)                                                                                           \
   KERNEL LAUNCH_BOUNDS(THREADS)                                                                                        \
       nvfp4_##SUFFIX(const T* x, int64_t pitch, uint8_t* codes, uint8_t* scales, int64_t rows, int cols, float global, \
                      int divides) {                                                                                    \
+    after_earlier_kernels();                                                                                           \
     nvfp4(x, pitch, codes, scales, rows, cols, global, divides);                                                       \
   }                                                                                                                    \
   EXPORT(nvfp4_##SUFFIX)                                                                                               \
   KERNEL LAUNCH_BOUNDS(THREADS)                                                                                        \
       nvfp4_widened_##SUFFIX(const T* x, int64_t pitch, bf16* values, int64_t rows, int cols, float global,            \
                              int divides) {                                                                            \
+    after_earlier_kernels();                                                                                           \
     nvfp4_widened(x, pitch, values, rows, cols, global, divides);                                                      \
   }                                                                                                                    \
   EXPORT(nvfp4_widened_##SUFFIX)

@@ -138,6 +138,7 @@ DEVICE void qk_norm_rope(T* qkv, const float* q_norm, const float* k_norm, const
 KERNEL LAUNCH_BOUNDS(256)
     qk_norm_rope_f32(float* qkv, const float* q_norm, const float* k_norm, const float* inv_freq, const int* positions,
                      float factor, float eps, int heads, int kv_heads, int dim, int half, int64_t pitch, int k_col) {
+  after_earlier_kernels();
   qk_norm_rope(qkv, q_norm, k_norm, inv_freq, positions, factor, eps, heads, kv_heads, dim, half, pitch, k_col);
 }
 EXPORT(qk_norm_rope_f32)
@@ -145,6 +146,7 @@ EXPORT(qk_norm_rope_f32)
 KERNEL LAUNCH_BOUNDS(256)
     qk_norm_rope_bf16(bf16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq, const int* positions,
                       float factor, float eps, int heads, int kv_heads, int dim, int half, int64_t pitch, int k_col) {
+  after_earlier_kernels();
   qk_norm_rope(qkv, q_norm, k_norm, inv_freq, positions, factor, eps, heads, kv_heads, dim, half, pitch, k_col);
 }
 EXPORT(qk_norm_rope_bf16)

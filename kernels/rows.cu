@@ -38,18 +38,21 @@ DEVICE void gather(const A* table, const int* indices, B* out, int64_t table_row
 
 KERNEL LAUNCH_BOUNDS(256) gather_f32(const float* table, const int* indices, float* out, int64_t table_rows, int64_t n,
                                      int64_t cols, int shift) {
+  after_earlier_kernels();
   gather(table, indices, out, table_rows, n, cols, shift);
 }
 EXPORT(gather_f32)
 
 KERNEL LAUNCH_BOUNDS(256) gather_bf16(const bf16* table, const int* indices, bf16* out, int64_t table_rows, int64_t n,
                                       int64_t cols, int shift) {
+  after_earlier_kernels();
   gather(table, indices, out, table_rows, n, cols, shift);
 }
 EXPORT(gather_bf16)
 
 KERNEL LAUNCH_BOUNDS(256) gather_bf16_f32(const bf16* table, const int* indices, float* out, int64_t table_rows,
                                           int64_t n, int64_t cols, int shift) {
+  after_earlier_kernels();
   gather(table, indices, out, table_rows, n, cols, shift);
 }
 EXPORT(gather_bf16_f32)

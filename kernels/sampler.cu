@@ -641,6 +641,7 @@ DEVICE void settle(const Task<T>& task, Shared& shared) {
   KERNEL LAUNCH_BOUNDS(THREADS, 3) name##_##suffix(const type* logits, int vocab, int decodable, Params* params,    \
                                                    const Edit* edits, unsigned char* workspace, int* tokens,        \
                                                    uint8_t* valid, float* logprobs) {                               \
+    after_earlier_kernels();                                                                                        \
     static_assert((words - from) * 8 >= WARPS * lanes * 4, "room for the stripes");                                 \
     __shared__ Shared shared;                                                                                       \
     __shared__ __align__(16) uint64_t pool[words];                                                                  \
@@ -667,6 +668,7 @@ SAMPLER_KERNEL(settle, bf16, bf16, SORTED, 2048, 256)
   KERNEL LAUNCH_BOUNDS(SCORE_THREADS, 1) score_##suffix(const type* logits, int vocab, int decodable, const int* targets,  \
                                                         const Params* params, int top_n, int width, float* logprobs,       \
                                                         uint8_t* valid, int* top_ids, float* top_logprobs) {               \
+    after_earlier_kernels();                                                                                               \
     __shared__ ScoreShared shared;                                                                                         \
     __shared__ float buffer[SCORE_THREADS / 32 * Row<type>::STRIPE];                                                       \
     int n = params != nullptr ? int(params[blockIdx.x].logprobs) : top_n;                                                  \

@@ -25,6 +25,7 @@ DEVICE void load_tile(const uint32_t* x, int64_t vectors, int64_t tile, Words4 (
 
 // fold[b] = the exclusive or of every word of tiles b, b + blocks, b + 2 blocks, ...
 KERNEL LAUNCH_BOUNDS(256) stream_read(const uint32_t* x, uint32_t* fold, int64_t vectors) {
+  after_earlier_kernels();
   uint32_t folded = 0;
   for (int64_t tile = blockIdx.x; tile * TILE < vectors; tile += gridDim.x) {
     Words4 v[LOADS];
@@ -46,6 +47,7 @@ EXPORT(stream_read)
 
 // y = x.
 KERNEL LAUNCH_BOUNDS(256) stream_copy(const uint32_t* x, uint32_t* y, int64_t vectors) {
+  after_earlier_kernels();
   for (int64_t tile = blockIdx.x; tile * TILE < vectors; tile += gridDim.x) {
     Words4 v[LOADS];
     load_tile(x, vectors, tile, v);

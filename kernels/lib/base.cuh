@@ -29,6 +29,26 @@ typedef unsigned long long uint64_t;
 #define DEVICE static __device__ __forceinline__
 #endif
 
+// Where a launch asks for overlap (sm_90 and later), the next kernel's blocks may be placed once all of this one's are here.
+DEVICE void let_next_kernel_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// All earlier kernels are done and what they wrote is seen: nothing of theirs may be read, or written over, before.
+DEVICE void wait_for_earlier_kernels() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// First in every kernel that has nothing to do before.
+DEVICE void after_earlier_kernels() {
+  let_next_kernel_begin();
+  wait_for_earlier_kernels();
+}
+
 #define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
 
 constexpr int WARP = 32;

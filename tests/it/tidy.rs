@@ -182,6 +182,26 @@ fn every_kernel_has_its_op_reference_and_tests() {
     }
 }
 
+/// A launch lets a kernel begin before the one ahead of it has ended, so each waits for what it may read or write over.
+#[test]
+fn every_kernel_waits_for_those_before_it() {
+    let mut kernels = 0;
+    for file in fs::read_dir(root().join("kernels")).unwrap().map(|entry| entry.unwrap().path()) {
+        let Ok(text) = fs::read_to_string(&file) else { continue };
+        // A macro's lines end in a backslash; parameters hold no braces.
+        let text = text.replace('\\', " ");
+        for kernel in text.split("KERNEL LAUNCH_BOUNDS").skip(1).chain(text.split("KERNEL any_").skip(1)) {
+            let (name, body) = kernel.split_once('{').unwrap();
+            let first = body.trim_start();
+            let waits = first.starts_with("after_earlier_kernels();")
+                || first.starts_with("let_next_kernel_begin();") && body.contains("wait_for_earlier_kernels();");
+            assert!(waits, "{}: {}", file.display(), name.trim());
+            kernels += 1;
+        }
+    }
+    assert!(kernels >= 70, "{kernels}");
+}
+
 #[test]
 fn unsafe_stands_only_in_the_device_room() {
     for dir in ["src", "harness", "benches", "tests/it"] {

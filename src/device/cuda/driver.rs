@@ -57,6 +57,8 @@ pub(super) struct Driver {
     bulk: Mutex<Staging>,
     small: Mutex<Staging>,
     allocations: Mutex<Vec<sys::CUdeviceptr>>,
+    /// Whether a kernel's blocks may be placed before the kernel ahead of it has ended.
+    overlaps: bool,
     context: Arc<Context>,
 }
 
@@ -198,6 +200,14 @@ pub(super) fn tensor_map(
     Ok(TensorMap(map.0))
 }
 
+/// Whether the card (from sm_90 on) and the driver (in captured graphs from CUDA 12.3 on) can overlap one kernel's end and the
+/// next one's beginning.
+fn overlaps(device: sys::CUdevice) -> Result<bool> {
+    const SINCE: i32 = 12_030;
+    let major = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    Ok(major >= 9 && super::info::driver_version()? >= SINCE)
+}
+
 impl Driver {
     /// Opens a card and makes its stream.
     pub(super) fn open(ordinal: u32) -> Result<Driver> {
@@ -219,6 +229,7 @@ impl Driver {
             bulk: Mutex::new(Staging::new(&context, BULK_HALF_BYTES)?),
             small: Mutex::new(Staging::new(&context, SMALL_HALF_BYTES)?),
             allocations: Mutex::default(),
+            overlaps: overlaps(device)?,
             context,
         })
     }
@@ -382,25 +393,31 @@ impl Driver {
             function.shared = grid.shared;
         }
         let mut pointers: Vec<*mut c_void> = slots.iter().map(|slot| (&raw const *slot).cast_mut().cast()).collect();
-        let [x, y, z] = grid.blocks;
-        // SAFETY: each pointer is to 128 bytes that begin with the argument; the driver reads as many as the kernel's own
-        // signature says, at most 128, before it returns.
-        let launched = unsafe {
-            sys::cuLaunchKernel(
-                function.function,
-                x,
-                y,
-                z,
-                grid.threads,
-                1,
-                1,
-                grid.shared,
-                turn.stream.handle,
-                pointers.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        check(launched, "cuLaunchKernel")
+        let [x, y, z] = grid.blocks;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared,
+            hStream: turn.stream.handle,
+            attrs: &raw mut overlap,
+            numAttrs: u32::from(self.overlaps),
+        };
+        // SAFETY: each pointer is to 128 bytes that begin with the argument; the driver reads as many as the kernel's own
+        // signature says, at most 128, and the attribute, before it returns. Every kernel begins by waiting for those before
+        // it, so that none sees less where they overlap.
+        let launched = unsafe {
+            sys::cuLaunchKernelEx(&raw const config, function.function, pointers.as_mut_ptr(), std::ptr::null_mut())
+        };
+        check(launched, "cuLaunchKernelEx")
     }
 
     pub(super) fn event(&self) -> Result<Event> {
