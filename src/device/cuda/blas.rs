@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cudarc::cublaslt::sys;
 
-use super::driver::Driver;
+use super::driver::{Driver, without_captures};
 use super::library::{self, Library};
 use super::{Backend, Cuda, Mode};
 use crate::error::{Error, Result};
@@ -89,8 +89,10 @@ impl Blas {
         library::load(Library::CublasLt)?;
         driver.bind()?;
         let mut handle = std::ptr::null_mut();
+        let alone = without_captures();
         // SAFETY: the library is loaded, `handle` a live pointer.
         check(unsafe { sys::cublasLtCreate(&raw mut handle) }, "cublasLtCreate")?;
+        drop(alone);
         let workspace = driver.alloc(WORKSPACE_BYTES)?;
         Ok(Blas { handle, workspace, plans: Mutex::default(), grown: AtomicU64::new(0) })
     }
@@ -203,6 +205,7 @@ impl Blas {
 
 impl Drop for Blas {
     fn drop(&mut self) {
+        let _alone = without_captures();
         let plans = self.plans.get_mut().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: every descriptor and the handle were created once and are destroyed once.
         unsafe {

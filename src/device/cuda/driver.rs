@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 use cudarc::driver::sys::{self, CUresult};
@@ -69,6 +69,20 @@ struct Order {
     copied: bool,
     compute: Mark,
     copies: Mark,
+}
+
+/// Captures share it; what waits for the whole card (cuBLASLt's creation and end, freeing) has it alone: such a wait, from any
+/// thread, ends every capture on the card in an error.
+static CAPTURES: RwLock<()> = RwLock::new(());
+
+/// Held while launches are captured.
+pub(super) fn capturing() -> RwLockReadGuard<'static, ()> {
+    CAPTURES.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Held while the whole card may be waited for.
+pub(super) fn without_captures() -> RwLockWriteGuard<'static, ()> {
+    CAPTURES.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The right to put one thing into a stream: nobody else puts anything into either while it is held.
@@ -467,6 +481,7 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
+        let _alone = without_captures();
         // What a lost context still held is freed with it.
         if self.synchronize().is_err() {
             return;

@@ -543,6 +543,7 @@ impl Cuda {
     fn record(&self, body: impl FnOnce() -> Result<()>) -> Result<Graph> {
         match &self.backend {
             Backend::Driver(driver) => {
+                let _capturing = driver::capturing();
                 let before = driver.used()?;
                 driver.begin_capture()?;
                 let ran = body();

@@ -4,6 +4,7 @@
 
 mod activation;
 mod attention;
+mod captures;
 mod conv1d;
 mod determinism;
 mod fill;
