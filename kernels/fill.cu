@@ -1,6 +1,7 @@
 // Seeded values: element i of a stream is a function of (key, i) alone, the same bits as the CPU arm's. Compiled with
 // --fmad=false. A thread makes 16 aligned bytes at a time; a range that starts elsewhere in them, or elsewhere in a
-// generator's block of four, is shifted, never realigned.
+// generator's block of four, is shifted, never realigned. Weights are made here, which products read before they wait for
+// earlier kernels: no kernel of this file lets the next one begin before it is done.
 #include "lib/e2m1.cuh"
 #include "lib/elementary.cuh"
 #include "lib/philox.cuh"
@@ -121,47 +122,47 @@ DEVICE float centred(uint32_t word) { return float(int(byte_sum(word)) - 510); }
 
 KERNEL LAUNCH_BOUNDS(THREADS) normal_f32(float* dst, int64_t n, uint32_t k0, uint32_t k1, uint64_t first, float mean,
                                          float std, int bf16_first) {
-  after_earlier_kernels();
+  wait_for_earlier_kernels();
   draw_normal(dst, n, k0, k1, first, mean, std, bf16_first);
 }
 EXPORT(normal_f32)
 
 KERNEL LAUNCH_BOUNDS(THREADS) normal_bf16(bf16* dst, int64_t n, uint32_t k0, uint32_t k1, uint64_t first, float mean,
                                           float std, int bf16_first) {
-  after_earlier_kernels();
+  wait_for_earlier_kernels();
   draw_normal(dst, n, k0, k1, first, mean, std, bf16_first);
 }
 EXPORT(normal_bf16)
 
 KERNEL LAUNCH_BOUNDS(THREADS) log_uniform_f32(float* dst, int64_t n, uint32_t k0, uint32_t k1, uint64_t first, float low,
                                               float span) {
-  after_earlier_kernels();
+  wait_for_earlier_kernels();
   draw_log_uniform(dst, n, k0, k1, first, low, span);
 }
 EXPORT(log_uniform_f32)
 
 KERNEL LAUNCH_BOUNDS(THREADS) log_uniform_bf16(bf16* dst, int64_t n, uint32_t k0, uint32_t k1, uint64_t first, float low,
                                                float span) {
-  after_earlier_kernels();
+  wait_for_earlier_kernels();
   draw_log_uniform(dst, n, k0, k1, first, low, span);
 }
 EXPORT(log_uniform_bf16)
 
 KERNEL LAUNCH_BOUNDS(THREADS) constant_f32(float* dst, int64_t n, float value) {
-  after_earlier_kernels();
+  wait_for_earlier_kernels();
   put_constant(dst, n, value);
 }
 EXPORT(constant_f32)
 
 KERNEL LAUNCH_BOUNDS(THREADS) constant_bf16(bf16* dst, int64_t n, float value) {
-  after_earlier_kernels();
+  wait_for_earlier_kernels();
   put_constant(dst, n, value);
 }
 EXPORT(constant_bf16)
 
 // Positive scales (1 + m / 128) 2^exponent, m the top 7 bits of the word; `unit` is 2^(exponent - 7).
 KERNEL LAUNCH_BOUNDS(THREADS) scales_f32(float* dst, int64_t n, uint32_t k0, uint32_t k1, float unit) {
-  after_earlier_kernels();
+  wait_for_earlier_kernels();
   draw<1>(dst, n, k0, k1, 0, [=](const uint32_t(&words)[4]) {
     return floats_of<float>(words, [=](uint32_t word) { return float(128 + (word >> 25)) * unit; });
   });
@@ -183,7 +184,7 @@ DEVICE Words4 bytes_of(const uint32_t (&words)[16], Code code) {
 
 // n / 2 to e4m3; at most 255, so nothing saturates.
 KERNEL LAUNCH_BOUNDS(THREADS) codes_e4m3(uint8_t* dst, int64_t n, uint32_t k0, uint32_t k1) {
-  after_earlier_kernels();
+  wait_for_earlier_kernels();
   draw<1>(dst, n, k0, k1, 0, [=](const uint32_t(&words)[16]) {
     return bytes_of(words, [](uint32_t word) { return f32_to_e4m3(centred(word) * 0.5f); });
   });
@@ -192,7 +193,7 @@ EXPORT(codes_e4m3)
 
 // 96 to 352, as e4m3.
 KERNEL LAUNCH_BOUNDS(THREADS) codes_scale_e4m3(uint8_t* dst, int64_t n, uint32_t k0, uint32_t k1) {
-  after_earlier_kernels();
+  wait_for_earlier_kernels();
   draw<1>(dst, n, k0, k1, 0, [=](const uint32_t(&words)[16]) {
     return bytes_of(words, [](uint32_t word) { return 0x6Cu + (word >> 28); });
   });
@@ -202,7 +203,7 @@ EXPORT(codes_scale_e4m3)
 // n / 44 to e2m1, two a byte, the even element in the low nibble. Midpoints are 11, 33, 55, 77, 110, 154 and 220 times
 // 1 / 44: the products of those with the rounded 1 / 44 are exact, and no other integer is near one.
 KERNEL LAUNCH_BOUNDS(THREADS) codes_e2m1(uint8_t* dst, int64_t n, uint32_t k0, uint32_t k1) {
-  after_earlier_kernels();
+  wait_for_earlier_kernels();
   draw<2>(dst, n, k0, k1, 0, [=](const uint32_t(&words)[32]) {
     Words4 out;
 #pragma unroll
@@ -232,7 +233,7 @@ struct PrimeTarget {
 
 // Near-normal values in all rows of all targets: blocks along x cut a row, y takes rows, z is the target.
 KERNEL LAUNCH_BOUNDS(THREADS) prime(const PrimeTarget* targets, const int* rows) {
-  after_earlier_kernels();
+  wait_for_earlier_kernels();
   PrimeTarget t = targets[blockIdx.z];
   for (int64_t j = blockIdx.y; j < t.rows; j += gridDim.y) {
     int64_t at = int64_t(rows[t.rows_from + j]) * t.elements;
