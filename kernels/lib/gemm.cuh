@@ -240,8 +240,14 @@ struct Gemm {
       if constexpr (X == FORM_NVFP4) l.x_scales = decltype(l.x_scales)::start(x, cols / NVFP4_GROUP, X_SCALES);
     }
     DEVICE void next(Loader& l, uint32_t stage) {
+      next_w(l, stage);
+      next_x(l, stage);
+    }
+    DEVICE void next_w(Loader& l, uint32_t stage) {
       decltype(l.w)::next(l.w, stage);
       if constexpr (W == FORM_NVFP4) decltype(l.w_scales)::next(l.w_scales, stage);
+    }
+    DEVICE void next_x(Loader& l, uint32_t stage) {
       decltype(l.x)::next(l.x, stage);
       if constexpr (X == FORM_NVFP4) decltype(l.x_scales)::next(l.x_scales, stage);
     }
@@ -364,9 +370,15 @@ struct Gemm {
     opaque(base);
     Loader<XRows, WRows> loader;
     decltype(loader)::start(loader, x, w, cols);
+    // No kernel writes weights: those of the first stages come while the kernels before end.
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
-      if (s < steps) decltype(loader)::next(loader, base + s * STAGE_BYTES);
+      if (s < steps) decltype(loader)::next_w(loader, base + s * STAGE_BYTES);
+    }
+    wait_for_earlier_kernels();
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) {
+      if (s < steps) decltype(loader)::next_x(loader, base + s * STAGE_BYTES);
       cp_async_commit();
     }
     int slot = 0;
