@@ -23,7 +23,9 @@ use highwater::ops::Numerics;
 
 use self::book::Book;
 use self::diff::{Changes, compare};
+pub(crate) use self::grid::BATCHES;
 use self::grid::Selection;
+pub(crate) use self::tables::TRAFFIC_CONTEXT;
 use crate::failure::{FAILED, Failure, MORE_MEMORY};
 use crate::out::print;
 
@@ -66,6 +68,9 @@ fn tables(books: &[Book]) -> Result<Vec<(&'static str, String)>> {
 pub(crate) fn replan(args: &ReplanArgs) -> Result<(), Failure> {
     let fault = args.fault.as_deref().map(Fault::parse).transpose()?;
     let selection = Selection { only: args.only.clone(), cards: args.cards.clone(), fault };
+    if !args.update {
+        look(&args.dir)?;
+    }
     let begun = Instant::now();
     let books = grid::plan(&selection, Numerics::BF16)?;
     let (recipes, points): (usize, usize) =
@@ -95,6 +100,20 @@ pub(crate) fn replan(args: &ReplanArgs) -> Result<(), Failure> {
         }
     }
     verdict(&args.dir, &changes, &stale)
+}
+
+/// An error where there is nothing to hold the plans to: planning takes its time.
+fn look(dir: &Path) -> Result<(), Failure> {
+    if !plans(dir)?.is_empty() {
+        return Ok(());
+    }
+    let what = format!("{} holds no plans (MODEL.txt) to hold today's to", dir.display());
+    let help = format!(
+        "run it at the top of the source tree, or name the folder of the committed plans; `highwater replan {} --update` \
+         begins them there",
+        dir.display()
+    );
+    Err(Failure::found(FAILED, what).with_help(&help))
 }
 
 /// Compares one book with its file, cut to what was planned.
@@ -173,16 +192,21 @@ fn read(path: &Path) -> Result<Option<String>> {
 /// Files of plans in the folder that belong to no book.
 fn strangers(dir: &Path, books: &[Book]) -> Result<Vec<String>> {
     let known: BTreeSet<String> = books.iter().map(file_name).collect();
-    let mut strangers = BTreeSet::new();
+    Ok(plans(dir)?.difference(&known).cloned().collect())
+}
+
+/// Files of plans in the folder; none where there is no such folder.
+fn plans(dir: &Path) -> Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
     if dir.is_dir() {
         for entry in std::fs::read_dir(dir).map_err(Error::io(dir))? {
             let name = entry.map_err(Error::io(dir))?.file_name().to_string_lossy().into_owned();
-            if Path::new(&name).extension().is_some_and(|end| end == "txt") && !known.contains(&name) {
-                strangers.insert(name);
+            if Path::new(&name).extension().is_some_and(|end| end == "txt") {
+                found.insert(name);
             }
         }
     }
-    Ok(strangers.into_iter().collect())
+    Ok(found)
 }
 
 /// Writes every file, each whole or not at all, and says what changed.

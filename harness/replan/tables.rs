@@ -16,7 +16,7 @@ use crate::table::{Align, Table, number};
 use crate::traffic::{MODULES, Traffic, traffic_of};
 
 /// Tokens in the cache of each sequence once the token is decoded.
-const TRAFFIC_CONTEXT: u64 = 1024;
+pub(crate) const TRAFFIC_CONTEXT: u64 = 1024;
 
 fn batches() -> String {
     BATCHES.map(|batch| batch.to_string()).join(" / ")

@@ -148,6 +148,14 @@ fn a_baseline_that_is_old_missing_or_changed_by_hand_says_what_to_do() {
     let missing = tiny(&[]);
     assert_eq!(missing.code, 1);
     assert!(missing.out.contains("tiny.txt is missing"), "{}", missing.out);
+
+    // Where there is nothing to hold them to, nothing is planned first.
+    let empty = tempfile::tempdir().unwrap();
+    for at in [empty.path().to_path_buf(), empty.path().join("none")] {
+        let ran = highwater(&["replan", at.to_str().unwrap()]);
+        assert!(ran.code == 1 && ran.out.is_empty() && ran.err.contains("holds no plans"), "{}{}", ran.out, ran.err);
+        assert!(ran.err.contains("help: run it at the top of the source tree"), "{}", ran.err);
+    }
 }
 
 #[test]
