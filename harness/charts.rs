@@ -31,7 +31,7 @@ impl Subject {
             model: subject(row),
             numerics: row.dtype.clone(),
             kv_dtype: row.kv_dtype.clone(),
-            workload: row.workload.clone().unwrap_or_default(),
+            workload: row.workload.clone().unwrap_or_else(|| "fixed".into()),
             device: row.device.clone(),
             card: row.card.clone(),
             vram_bytes: row.vram_bytes,
@@ -40,15 +40,21 @@ impl Subject {
         }
     }
 
-    /// Its parts, each readable alone.
-    fn parts(&self) -> Vec<String> {
-        let mut parts = vec![self.model.clone(), self.numerics.clone(), self.device.clone(), self.card.clone()];
-        parts.push(self.vram_bytes.map(mib).unwrap_or_default());
-        parts.push(self.fault.as_ref().map(|fault| format!("fault {fault}")).unwrap_or_default());
-        parts.push(if self.kv_dtype == self.numerics { String::new() } else { format!("KV {}", self.kv_dtype) });
-        parts.push(if self.workload == "fixed" { String::new() } else { self.workload.clone() });
-        parts.push(format!("depth {}", self.depth));
-        parts
+    /// Its parts, each readable alone. With `usual` those are named too that go without saying where there is no other.
+    fn parts(&self, usual: bool) -> Vec<String> {
+        let unless = |is_usual: bool, text: String| if is_usual && !usual { String::new() } else { text };
+        let fault = self.fault.as_ref().map(|fault| format!("fault {fault}"));
+        vec![
+            self.model.clone(),
+            self.numerics.clone(),
+            self.device.clone(),
+            self.card.clone(),
+            self.vram_bytes.map(mib).unwrap_or_default(),
+            fault.unwrap_or_else(|| unless(true, "no fault".into())),
+            unless(self.kv_dtype == self.numerics, format!("KV {}", self.kv_dtype)),
+            unless(self.workload == "fixed", self.workload.clone()),
+            format!("depth {}", self.depth),
+        ]
     }
 }
 
@@ -66,15 +72,17 @@ pub(crate) fn write(rows: &[Row], dir: &Path) -> Result<Vec<PathBuf>> {
 /// Every picture of `rows`, under a file stem of its own. Speed pictures are left out where nothing was measured.
 fn sweep_charts(rows: &[Row]) -> Vec<(String, Chart)> {
     let subjects: BTreeSet<Subject> = rows.iter().map(Subject::of).collect();
-    let parts: Vec<Vec<String>> = subjects.iter().map(Subject::parts).collect();
+    let parts: Vec<Vec<String>> = subjects.iter().map(|subject| subject.parts(true)).collect();
     let mut charts = Vec::new();
     let mut stems = BTreeSet::new();
     for (subject, own_parts) in subjects.iter().zip(&parts) {
         // The file name holds what tells this subject from the others.
         let varying = (0..own_parts.len()).filter(|at| parts.iter().any(|other| other[*at] != own_parts[*at]));
-        let suffix = varying.fold(String::new(), |suffix, at| suffix + "-" + &slug(&own_parts[at]));
+        let named = varying.map(|at| slug(&own_parts[at])).filter(|slug| !slug.is_empty());
+        let suffix = named.fold(String::new(), |suffix, slug| suffix + "-" + &slug);
         let own: Vec<&Row> = rows.iter().filter(|row| Subject::of(row) == *subject).collect();
-        let subtitle = own_parts.iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(", ");
+        let subtitle: Vec<String> = subject.parts(false).into_iter().filter(|part| !part.is_empty()).collect();
+        let subtitle = subtitle.join(", ");
         for (name, chart) in [
             ("transient_by_chunk", transient(&own)),
             ("prefill_by_chunk", prefill(&own)),
@@ -229,6 +237,25 @@ mod tests {
         assert!(names.contains(&"transient_by_chunk-rtx-4090-depth-64"), "{names:?}");
         assert!(names.contains(&"transient_by_chunk-host-depth-0"), "{names:?}");
         assert!(charts.iter().all(|(_, chart)| chart.series.iter().all(|s| s.points.len() == 2)));
+    }
+
+    #[test]
+    fn what_is_usual_has_a_name_beside_what_is_not_and_no_part_of_a_name_is_empty() {
+        let names = |change: fn(&mut Row)| -> Vec<String> {
+            let mut rows = grid();
+            let usual = |row: &mut Row| (row.dtype, row.kv_dtype) = ("bf16".into(), "bf16".into());
+            rows.iter_mut().for_each(usual);
+            let mut others = rows.clone();
+            others.iter_mut().for_each(change);
+            rows.extend(others);
+            let stems = sweep_charts(&rows).into_iter().map(|(stem, _)| stem);
+            stems.filter_map(|stem| Some(stem.strip_prefix("prefill_by_chunk")?.to_owned())).collect()
+        };
+        assert_eq!(names(|row| row.kv_dtype = "fp8".into()), ["-kv-bf16", "-kv-fp8"]);
+        assert_eq!(names(|row| row.workload = Some("ladder".into())), ["-fixed", "-ladder"]);
+        assert_eq!(names(|row| row.fault = Some("slow-kernel".into())), ["-no-fault", "-fault-slow-kernel"]);
+        assert_eq!(names(|row| row.vram_bytes = None).iter().filter(|name| name.ends_with('-')).count(), 0);
+        assert_eq!(names(|_| {}), [""]);
     }
 
     #[test]
