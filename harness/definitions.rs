@@ -228,6 +228,13 @@ pub(crate) const DEFINITIONS: &[Definition] = &[
                --fmad=false where its results are to be the CPU arm's bits",
     },
     Definition {
+        term: "checked",
+        columns: &["checked", "output_hash"],
+        text: "whether every repetition of the cell generated the same tokens, of which output_hash is a hash: that its results repeat, \
+               not that they are right (tests hold those to the CPU arm and to other software's logits); in kernels.csv whether \
+               the kernel's result agrees with the CPU arm's; empty where nothing was held to anything",
+    },
+    Definition {
         term: "RAM",
         columns: &["ram_bytes"],
         text: "memory this process may use: the machine's, or its control group's limit",

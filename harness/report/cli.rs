@@ -7,8 +7,8 @@ use clap::Args;
 /// `report`.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
-    /// Folders of runs: with sweep.jsonl, with kernels.csv, or with folders of runs in it. Of cells that several hold, the
-    /// first is what the others are compared with
+    /// Runs: sweep.jsonl, sweep.csv or kernels.csv, the folder of any of them, or a folder of such folders. Of cells that
+    /// several hold, the first is what the others are compared with
     #[arg(required = true, value_name = "RUN")]
     pub(crate) runs: Vec<PathBuf>,
     /// The file to write, in place of one that is there; Markdown goes to standard output without it
@@ -17,7 +17,8 @@ pub(crate) struct ReportArgs {
     /// A short summary in Markdown, for a pull request, instead of the page
     #[arg(long)]
     pub(crate) markdown: bool,
-    /// A table of bytes per decoded token by module (results/plan/traffic.csv)
+    /// A table of bytes per decoded token by module; without it those of results/plan/traffic.csv are computed for the
+    /// runs' built-in models
     #[arg(long, value_name = "FILE.csv")]
     pub(crate) traffic: Option<PathBuf>,
 }

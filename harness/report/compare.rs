@@ -5,6 +5,7 @@
 
 use super::load::Input;
 use super::markup::Markup;
+use super::methods;
 use super::view::{Cell, Timing, count, grouped};
 use crate::table::number;
 
@@ -42,10 +43,11 @@ impl Pair<'_, '_> {
     }
 }
 
-/// Every cell that several runs have: each later one beside the first. Of two rows of one cell in a run the later counts.
+/// Every cell that several runs of one method have: each later one beside the first. Of two rows of one cell in a run the
+/// later counts.
 pub(super) fn pairs<'a, 'b>(cells: &'a [Cell<'b>]) -> Vec<Pair<'a, 'b>> {
     let mut pairs = Vec::new();
-    for (_, own) in grouped(cells, |cell| cell.identity.as_str()) {
+    for (_, own) in grouped(cells, |cell| (cell.row.method, cell.identity.as_str())) {
         let latest: Vec<&Cell> = own
             .iter()
             .enumerate()
@@ -69,8 +71,9 @@ pub(super) fn section(input: &Input, cells: &[Cell]) -> Markup {
     out.open("p", &[("class", "note")]);
     out.text(
         "Each cell beside the same one of the first run that has it: time by time (below 1 is faster), with the quotient of \
-         both intervals' ends, and bytes more or fewer. This is no verdict: highwater gate gives one.",
+         both intervals' ends, and bytes more or fewer. This is no verdict: highwater gate gives one. ",
     );
+    out.text(&methods::apart(input, cells).unwrap_or_default());
     out.close("p");
     out.open("div", &[("class", "scroll"), ("role", "region"), ("tabindex", "0"), ("aria-label", "Runs compared")]);
     out.open("table", &[("class", "sortable")]).open("thead", &[]).open("tr", &[]);

@@ -8,6 +8,7 @@ use highwater::error::mib;
 use super::chart::{Chart, MAX_SERIES, Mark, Scale, Series};
 use super::load::Input;
 use super::markup::Markup;
+use super::methods;
 use super::view::{Cell, count, grouped};
 use crate::table::{number, or_null};
 
@@ -70,12 +71,14 @@ pub(super) fn section(input: &Input, cells: &[Cell]) -> Markup {
 fn curves(out: &mut Markup, input: &Input, cells: &[Cell], kind: &Kind) {
     let measured = cells.iter().filter(|cell| (kind.value)(cell).is_some());
     let charts = grouped(measured, |cell| {
-        (cell.row.card.clone(), cell.row.device.clone(), cell.row.depth, cell.row.workload.clone())
+        (cell.row.method, cell.row.card.clone(), cell.row.device.clone(), cell.row.depth, cell.row.workload.clone())
     });
+    let several = methods::several(cells);
     let mut drawn = 0;
     let mut left = 0;
-    for ((card, device, depth, _), own) in charts {
-        let title = format!("{} on {card} ({device}), depth {depth}", kind.title);
+    for ((method, card, device, depth, _), own) in charts {
+        let method = if several { format!(", method {method}") } else { String::new() };
+        let title = format!("{} on {card} ({device}), depth {depth}{method}", kind.title);
         // Many lines are drawn apart by setting, which leaves few in each; a list bears more.
         let of = lines(input, &own, kind);
         let places: BTreeSet<u64> = of.iter().flat_map(|(_, at)| at.keys().copied()).collect();
@@ -204,13 +207,15 @@ pub(super) fn pareto(cells: &[Cell]) -> Markup {
     for (title, y, speed) in
         [("Prefill", "prefill, tok/s", prefill), ("Decode", "decode, tok/s (batch / TPOT)", decode)]
     {
-        for ((card, depth), own) in
-            grouped(cells.iter().filter(|cell| speed(cell).is_some()), |c| (c.row.card.clone(), c.row.depth))
+        let measured = cells.iter().filter(|cell| speed(cell).is_some());
+        for ((method, card, depth), own) in
+            grouped(measured, |cell| (cell.row.method, cell.row.card.clone(), cell.row.depth))
                 .into_iter()
                 .filter(|(_, own)| own.len() > 1)
                 .take(MAX_CHARTS)
         {
-            let title = format!("{title} on {card}, depth {depth}");
+            let method = if methods::several(cells) { format!(", method {method}") } else { String::new() };
+            let title = format!("{title} on {card}, depth {depth}{method}");
             out.append(&pareto_chart(title, y, &own, speed));
         }
     }

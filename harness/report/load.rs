@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
-use crate::journal_read::read_jsonl;
+use crate::journal_read::{Rows, read_csv, read_jsonl};
 use crate::record::Row;
 
 /// Largest file that is read, bytes.
@@ -17,10 +17,10 @@ const MAX_ROWS: usize = 100_000;
 /// Most rows and columns of a traffic table.
 const MAX_TRAFFIC: (usize, usize) = (2000, 24);
 
-/// A run: a folder with a sweep's record.
+/// A run: a sweep's record.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// What it is called in the report: the folder's name, with as many of its parents as tell it from the others.
+    /// What it is called in the report: its folder's name, with as many of its parents as tell it from the others.
     pub(super) label: String,
     /// Its rows.
     pub(super) rows: Vec<Row>,
@@ -76,61 +76,117 @@ pub(super) struct Traffic {
 /// All that a report is about.
 #[derive(Debug, Default)]
 pub(super) struct Input {
-    /// Runs, in the order given, folders of one folder by name.
+    /// Runs, in the order given, those of one folder by name.
     pub(super) runs: Vec<Run>,
-    /// Rows of kernels, of every folder that has them.
+    /// Rows of kernels, of every file that has them.
     pub(super) kernels: Vec<Kernel>,
-    /// The traffic table, if one was given.
+    /// The traffic table, if there is one.
     pub(super) traffic: Option<Traffic>,
 }
 
-/// Reads `folders` and `traffic`.
-pub(super) fn load(folders: &[PathBuf], traffic: Option<&Path>) -> Result<Input> {
-    let mut input = Input::default();
-    let mut paths: Vec<PathBuf> = Vec::new();
-    for folder in folders {
-        let before = (paths.len(), input.kernels.len());
-        ensure!(folder.is_dir(), "{} is not a folder; give the folder of a run", folder.display());
-        let kernels = folder.join("kernels.csv");
-        if kernels.exists() {
-            input.kernels.extend(read_kernels(&kernels)?);
-        }
-        if folder.join("sweep.jsonl").exists() {
-            paths.push(folder.clone());
-        } else {
-            let listed = std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
-            let mut inside = Vec::new();
-            for entry in listed {
-                let path = entry.with_context(|| format!("cannot list {}", folder.display()))?.path();
-                if path.join("sweep.jsonl").exists() {
-                    inside.push(path);
-                }
-            }
-            inside.sort();
-            paths.extend(inside);
-        }
-        if before == (paths.len(), input.kernels.len()) && !kernels.exists() {
-            bail!(
-                "{} holds no run: neither sweep.jsonl, nor kernels.csv, nor folders with sweep.jsonl",
-                folder.display()
-            );
-        }
+/// Reads what was `given`, and `traffic`.
+pub(super) fn load(given: &[PathBuf], traffic: Option<&Path>) -> Result<Input> {
+    let mut files = Files::default();
+    for path in given {
+        files.find(path)?;
     }
-    let mut seen = BTreeSet::new();
-    paths.retain(|path| seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())));
-    let labels = labels(&paths);
+    let mut input = Input::default();
+    let labels = labels(&files.records);
     let mut rows = 0;
-    for (path, label) in paths.iter().zip(labels) {
-        let file = path.join("sweep.jsonl");
-        bounded(&file)?;
-        let read = read_jsonl(&file)?;
+    for (file, label) in files.records.iter().zip(labels) {
+        bounded(file)?;
+        let read =
+            if has_ending(file, "csv") { Rows { rows: read_csv(file)?, torn: false } } else { read_jsonl(file)? };
         rows += read.rows.len();
         ensure!(rows <= MAX_ROWS, "more than {MAX_ROWS} cells; make a report of fewer runs");
         input.runs.push(Run { label, rows: read.rows, torn: read.torn });
     }
+    for file in &files.kernels {
+        input.kernels.extend(read_kernels(file)?);
+    }
     ensure!(input.kernels.len() <= MAX_ROWS, "more than {MAX_ROWS} rows of kernels; make a report of fewer folders");
     input.traffic = traffic.map(read_traffic).transpose()?;
     Ok(input)
+}
+
+/// The files that are read, each once.
+#[derive(Debug, Default)]
+struct Files {
+    records: Vec<PathBuf>,
+    kernels: Vec<PathBuf>,
+    seen: BTreeSet<PathBuf>,
+}
+
+impl Files {
+    /// A file by what it holds; of a folder its own files, or, where it has no record of a run, those of the folders in it.
+    fn find(&mut self, path: &Path) -> Result<()> {
+        if !path.is_dir() {
+            bounded(path).context("give a run's folder, its sweep.jsonl or sweep.csv, or kernels.csv")?;
+            match () {
+                () if has_ending(path, "jsonl") => self.record(path),
+                () if !has_ending(path, "csv") => bail!("{} is neither a .jsonl nor a .csv file", path.display()),
+                () if is_of_kernels(path)? => self.kernels(path),
+                () => self.record(path),
+            }
+            return Ok(());
+        }
+        if self.folder(path) {
+            return Ok(());
+        }
+        let at = || format!("cannot list {}", path.display());
+        let mut inside = Vec::new();
+        for entry in std::fs::read_dir(path).with_context(at)? {
+            inside.push(entry.with_context(at)?.path());
+        }
+        inside.sort();
+        let mut found = path.join("kernels.csv").exists();
+        for folder in inside.iter().filter(|path| path.is_dir()) {
+            found |= self.folder(folder) || folder.join("kernels.csv").exists();
+        }
+        ensure!(
+            found,
+            "{} holds no run: neither sweep.jsonl, sweep.csv nor kernels.csv, nor folders with one of them",
+            path.display()
+        );
+        Ok(())
+    }
+
+    /// Takes a folder's own files; whether a record of a run is among them.
+    fn folder(&mut self, folder: &Path) -> bool {
+        let kernels = folder.join("kernels.csv");
+        if kernels.exists() {
+            self.kernels(&kernels);
+        }
+        let record = ["sweep.jsonl", "sweep.csv"].map(|name| folder.join(name)).into_iter().find(|file| file.exists());
+        record.inspect(|record| self.record(record)).is_some()
+    }
+
+    fn record(&mut self, file: &Path) {
+        if self.is_new(file) {
+            self.records.push(file.to_owned());
+        }
+    }
+
+    fn kernels(&mut self, file: &Path) {
+        if self.is_new(file) {
+            self.kernels.push(file.to_owned());
+        }
+    }
+
+    fn is_new(&mut self, file: &Path) -> bool {
+        self.seen.insert(file.canonicalize().unwrap_or_else(|_| file.to_owned()))
+    }
+}
+
+fn has_ending(file: &Path, ending: &str) -> bool {
+    file.extension().is_some_and(|extension| extension == ending)
+}
+
+/// Whether a CSV is one of kernels: its first line names that column.
+fn is_of_kernels(file: &Path) -> Result<bool> {
+    let at = || format!("cannot read {}", file.display());
+    let mut reader = csv::Reader::from_path(file).with_context(at)?;
+    Ok(reader.headers().with_context(at)?.iter().any(|column| column == "kernel"))
 }
 
 /// A plain file of a size that can be read; not a pipe, which could be waited on for ever.
@@ -186,13 +242,16 @@ fn read_traffic(path: &Path) -> Result<Traffic> {
     Ok(traffic)
 }
 
-/// A name for each folder: its last part, and as many parents as tell it from the others.
-fn labels(paths: &[PathBuf]) -> Vec<String> {
-    let parts: Vec<Vec<String>> = paths
+/// A name for each record: its folder's, or its own where it is called otherwise than a sweep's, and as many parents as tell
+/// it from the others.
+fn labels(records: &[PathBuf]) -> Vec<String> {
+    let parts: Vec<Vec<String>> = records
         .iter()
-        .map(|path| {
-            let whole = path.canonicalize().unwrap_or_else(|_| path.clone());
-            whole.components().rev().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect()
+        .map(|record| {
+            let whole = record.canonicalize().unwrap_or_else(|_| record.clone());
+            let usual = whole.file_stem().is_some_and(|stem| stem == "sweep");
+            let named = whole.parent().filter(|_| usual).unwrap_or(&whole);
+            named.components().rev().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect()
         })
         .collect();
     let label = |own: &[String], depth: usize| own.iter().take(depth).rev().cloned().collect::<Vec<_>>().join("/");
@@ -235,7 +294,10 @@ mod tests {
         let error =
             |folder: &Path, traffic: Option<&Path>| format!("{:#}", load(&[folder.into()], traffic).unwrap_err());
         assert!(error(dir.path(), None).contains("holds no run"));
-        assert!(error(&dir.path().join("none"), None).contains("is not a folder"));
+        let none = error(&dir.path().join("none"), None);
+        assert!(none.contains("cannot open") && none.contains("give a run's folder"), "{none}");
+        std::fs::write(dir.path().join("notes.txt"), "x").unwrap();
+        assert!(error(&dir.path().join("notes.txt"), None).contains("neither a .jsonl nor a .csv"));
         let one = run(dir.path(), "one");
         let csv = dir.path().join("traffic.csv");
         assert!(error(&one, Some(&csv)).contains("traffic.csv"));
@@ -247,6 +309,30 @@ mod tests {
         assert!(error(&one, None).contains("kernels.csv row 1"));
         std::fs::create_dir_all(dir.path().join("odd/sweep.jsonl")).unwrap();
         assert!(error(&dir.path().join("odd"), None).contains("not a plain file"));
+    }
+
+    #[test]
+    fn files_are_taken_by_what_they_hold_and_a_bench_s_folder_by_the_card_s_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = run(dir.path(), "one");
+        std::fs::write(one.join("sweep.csv"), "schema,chunk\n4,7\n").unwrap();
+        let bench = dir.path().join("bench/h200");
+        std::fs::create_dir_all(&bench).unwrap();
+        std::fs::write(bench.join("kernels.csv"), "kernel,m\nlinear,8\n").unwrap();
+        let of = |paths: &[PathBuf]| {
+            let input = load(paths, None).unwrap();
+            let runs: Vec<(String, u64)> =
+                input.runs.iter().map(|run| (run.label.clone(), run.rows[0].chunk)).collect();
+            (runs, input.kernels.len())
+        };
+        assert_eq!(of(&[one.join("sweep.jsonl")]), (vec![("one".into(), 0)], 0));
+        assert_eq!(of(&[one.join("sweep.csv")]), (vec![("one".into(), 7)], 0));
+        assert_eq!(of(&[one.clone(), one.join("sweep.jsonl")]).0.len(), 1, "one file is read once");
+        assert_eq!(of(&[dir.path().join("bench")]), (vec![], 1));
+        assert_eq!(of(&[bench.join("kernels.csv"), bench.clone()]), (vec![], 1));
+        assert_eq!(of(&[dir.path().into()]).0.len(), 1, "runs and benches are looked for one folder down");
+        std::fs::rename(one.join("sweep.jsonl"), one.join("sweep.old")).unwrap();
+        assert_eq!(of(&[one]), (vec![("one".into(), 7)], 0), "all there is");
     }
 
     #[test]

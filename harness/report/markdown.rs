@@ -7,9 +7,10 @@ use highwater::error::mib;
 
 use super::compare::{Pair, difference, pairs, ratio_text};
 use super::load::Input;
+use super::methods;
 use super::table::summaries;
 use super::view::{self, Cell, count, short_tag, why};
-use crate::table::{Align, Table, number, or_null};
+use crate::table::{Align, Table, markdown_text, number, or_null};
 
 /// Most lines of a table.
 const MAX_SETTINGS: usize = 30;
@@ -31,6 +32,9 @@ pub(super) fn markdown(input: &Input) -> String {
     if let Some(kernels) = super::roofline::summary(&input.kernels) {
         let timed = input.kernels.iter().filter(|row| row.kernel != "ceiling").count();
         let _ = writeln!(out, "\n{} of kernels, {kernels}.", count(timed, "timing"));
+    }
+    if let Some(apart) = methods::apart(input, &cells) {
+        let _ = writeln!(out, "\n{}", markdown_text(&apart));
     }
     settings(&mut out, &cells);
     not_fitting(&mut out, &cells);
@@ -85,7 +89,8 @@ fn not_fitting(out: &mut String, cells: &[Cell]) {
 }
 
 fn worst(out: &mut String, cells: &[Cell]) {
-    let mut by_bytes: Vec<&Cell> = cells.iter().filter(|c| c.is_ok() && c.row.transient_peak_bytes.is_some()).collect();
+    let mut by_bytes: Vec<&Cell> =
+        methods::ranked(cells).filter(|c| c.is_ok() && c.row.transient_peak_bytes.is_some()).collect();
     by_bytes.sort_by_key(|cell| std::cmp::Reverse(cell.row.transient_peak_bytes));
     if !by_bytes.is_empty() {
         let mut table = Table::new(&[("cell", Align::Left), ("transient", Align::Right), ("holds most", Align::Left)]);
@@ -99,8 +104,7 @@ fn worst(out: &mut String, cells: &[Cell]) {
         }
         let _ = write!(out, "\nThe largest transient peaks:\n\n{}", table.markdown());
     }
-    let mut by_floor: Vec<(f64, &Cell)> = cells
-        .iter()
+    let mut by_floor: Vec<(f64, &Cell)> = methods::ranked(cells)
         .filter_map(|cell| Some((cell.tpot?.ms / cell.row.floor_tpot_ms.filter(|floor| *floor > 0.0)?, cell)))
         .collect();
     by_floor.sort_by(|a, b| b.0.total_cmp(&a.0));

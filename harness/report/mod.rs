@@ -1,7 +1,8 @@
 //! `report`: runs as one HTML page for people, or as a short Markdown summary for a pull request.
 //!
 //! `load` reads the files and `view` numbers their cells; `page` puts the sections together, each of which is a file of its
-//! own (`heat`, `memory`, `curves`, `compare`, `roofline`, `traffic`, `table`). `markup` escapes all text and `chart` draws.
+//! own (`heat`, `memory`, `curves`, `compare`, `roofline`, `traffic`, `table`). `methods` keeps rows apart that were measured
+//! in different ways. `markup` escapes all text and `chart` draws.
 //! A section shows what the rows say and leaves out what they do not: nothing is guessed, and every bound on what is shown
 //! says how much was left out.
 
@@ -14,6 +15,7 @@ mod load;
 mod markdown;
 mod markup;
 mod memory;
+mod methods;
 mod page;
 mod roofline;
 mod table;
@@ -40,7 +42,7 @@ pub(crate) fn report(args: &ReportArgs) -> Result<(), Failure> {
             return Err(Error::Request { param: "--out", what }.into());
         }
     }
-    let input = load::load(&args.runs, args.traffic.as_deref())?;
+    let mut input = load::load(&args.runs, args.traffic.as_deref())?;
     if args.markdown {
         let text = markdown::markdown(&input);
         return match &args.out {
@@ -49,6 +51,9 @@ pub(crate) fn report(args: &ReportArgs) -> Result<(), Failure> {
         };
     }
     let out = args.out.as_deref().unwrap_or_else(|| Path::new("report.html"));
+    if input.traffic.is_none() {
+        input.traffic = traffic::computed(&input);
+    }
     let page = page::page(&input);
     write_whole(out, &page)?;
     let cells: usize = input.runs.iter().map(|run| run.rows.len()).sum();

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::load::{Input, Run};
 use super::markup::Markup;
 use super::view::{self, Cell, count};
-use super::{compare, curves, heat, memory, roofline, table, traffic};
+use super::{compare, curves, heat, memory, methods, roofline, table, traffic};
 use crate::definitions::DEFINITIONS;
 use crate::record::Row;
 use crate::table::{number, shortened};
@@ -68,6 +68,9 @@ pub(super) fn page(input: &Input) -> String {
     if !cells.is_empty() {
         out.open("section", &[("aria-labelledby", "summary")]).leaf("h2", &[("id", "summary")], "Summary");
         table::summary(&mut out, &cells);
+        if let Some(apart) = methods::apart(input, &cells) {
+            out.leaf("p", &[("class", "note")], &apart);
+        }
         out.close("section").line();
     }
     for (id, name, body) in &sections {
@@ -152,15 +155,16 @@ fn tiles(out: &mut Markup, input: &Input, cells: &[Cell]) {
     if dirty > 0 {
         made.push((true, dirty.to_string(), "measured on a disturbed card".into()));
     }
+    let (ranked, method) = (methods::ranked(cells), methods::of_newest(cells));
     let best = |values: Vec<f64>| values.into_iter().max_by(f64::total_cmp);
-    if let Some(speed) = best(cells.iter().filter_map(Cell::prefill_tok_s).map(|(speed, _)| speed).collect()) {
-        made.push((false, number(speed), "tok/s, the fastest prefill".into()));
+    if let Some(speed) = best(ranked.clone().filter_map(Cell::prefill_tok_s).map(|(speed, _)| speed).collect()) {
+        made.push((false, number(speed), format!("tok/s, the fastest prefill{method}")));
     }
-    if let Some(speed) = best(cells.iter().filter_map(|cell| Some(-cell.tpot?.ms)).collect()) {
-        made.push((false, number(-speed), "ms, the least TPOT".into()));
+    if let Some(speed) = best(ranked.clone().filter_map(|cell| Some(-cell.tpot?.ms)).collect()) {
+        made.push((false, number(-speed), format!("ms, the least TPOT{method}")));
     }
-    if let Some(bytes) = cells.iter().filter(|c| c.is_ok()).filter_map(|c| c.row.transient_peak_bytes).max() {
-        made.push((false, highwater::error::mib(bytes), "the largest transient peak".into()));
+    if let Some(bytes) = ranked.filter(|c| c.is_ok()).filter_map(|c| c.row.transient_peak_bytes).max() {
+        made.push((false, highwater::error::mib(bytes), format!("the largest transient peak{method}")));
     }
     if let Some(text) = roofline::summary(&input.kernels) {
         let timed = input.kernels.iter().filter(|row| row.kernel != "ceiling").count();
@@ -205,7 +209,7 @@ const FACTS: [Fact; 29] = [
         let kind = row.overhead_kind.clone().unwrap_or_default();
         row.overhead_bytes.map(|bytes| format!("{} {kind}", highwater::error::mib(bytes)))
     }),
-    ("checked in the same run", |row| row.checked.map(yes)),
+    ("repetitions generated the same tokens", |row| row.checked.map(yes)),
     ("seeded fault", |row| row.fault.clone()),
     ("CPU", |row| row.cpu.clone()),
     ("cores, RAM", |row| Some(format!("{}, {}", row.cores?, highwater::error::mib(row.ram_bytes?)))),

@@ -1,16 +1,57 @@
-//! Bytes that a decode step moves, by module: stacked bars of a traffic table's `..._bytes` columns.
+//! Bytes that a decode step moves, by module: stacked bars of the `..._bytes` columns of a table that was given, or of the one
+//! that the runs' built-in models have.
 
+use highwater::checkpoint::{ModelRef, names};
 use highwater::error::mib;
+use highwater::ops::Numerics;
+use rayon::prelude::*;
 
-use super::load::Traffic;
+use super::load::{Input, Traffic};
 use super::markup::Markup;
 use super::view::{Cell, count};
+use crate::replan::{BATCHES, TRAFFIC_CONTEXT};
 use crate::table::{number, shortened};
+use crate::traffic::{MODULES, Traffic as Step, traffic_of};
 
 /// Sums of the other columns, and no modules.
 const SUMS: [&str; 2] = ["step_bytes", "token_bytes"];
 /// Most bars.
 const MAX_BARS: usize = 60;
+
+/// Most models whose table is computed.
+const MAX_MODELS: usize = MAX_BARS / BATCHES.len();
+
+/// What a decode step of each built-in model of the runs moves, at the batches and the context of `results/plan/traffic.csv`.
+/// A checkpoint's folder is not here to be read.
+pub(super) fn computed(input: &Input) -> Option<Traffic> {
+    let mut models: Vec<(&str, &str)> = Vec::new();
+    for row in input.runs.iter().flat_map(|run| &run.rows) {
+        let seeded = row.weights_source.as_deref().is_some_and(|source| source.starts_with("seed:"));
+        let model = (row.model.as_str(), row.recipe.as_str());
+        if seeded && names().any(|name| Some(name) == model.0.split(':').next()) && !models.contains(&model) {
+            models.push(model);
+        }
+    }
+    let left_out = models.len().saturating_sub(MAX_MODELS) * BATCHES.len();
+    models.truncate(MAX_MODELS);
+    let of_model = |(model, recipe): &(&str, &str)| -> Option<Vec<Vec<String>>> {
+        // A recipe or a cut of another build is no model of this one.
+        let source = ModelRef::parse(&format!("{model}@{recipe}")).ok()?.open(0).ok()?;
+        let steps = traffic_of(&source, Numerics::BF16, &BATCHES, TRAFFIC_CONTEXT).ok()?;
+        let row = |step: &Step| {
+            let words = [(*model).to_owned(), (*recipe).to_owned()];
+            let sums = [step.total(), step.per_token()];
+            let numbers = [TRAFFIC_CONTEXT, step.batch].into_iter().chain(step.modules).chain(sums);
+            words.into_iter().chain(numbers.map(|number| number.to_string())).collect()
+        };
+        Some(steps.iter().map(row).collect())
+    };
+    let rows: Vec<Vec<String>> = models.par_iter().filter_map(of_model).flatten().collect();
+    let columns = ["models", "recipe", "context", "batch"].map(str::to_owned).into_iter();
+    let modules = MODULES.map(|(name, _)| format!("{name}_bytes")).into_iter();
+    let columns = columns.chain(modules).chain(SUMS.map(str::to_owned)).collect();
+    (!rows.is_empty()).then_some(Traffic { columns, rows, left_out })
+}
 
 /// The section's body; empty without a table.
 pub(super) fn section(traffic: Option<&Traffic>, cells: &[Cell]) -> Markup {
@@ -35,7 +76,7 @@ pub(super) fn section(traffic: Option<&Traffic>, cells: &[Cell]) -> Markup {
     }
     out.open("p", &[("class", "note")]);
     out.text(
-        "Bytes one decode step reads and writes at least, by module, from the plan; per token it is divided by the batch. \
+        "Bytes one decode step reads and writes at least, by module, from the plan of bf16 values; per token it is divided by the batch. \
          Divided by the card's bandwidth they bound the TPOT.",
     );
     if all {
@@ -93,6 +134,36 @@ pub(super) fn section(traffic: Option<&Traffic>, cells: &[Cell]) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Row;
+    use crate::record::tests::ok_row;
+    use crate::report::load::Run;
+
+    #[test]
+    fn the_computed_table_is_what_the_committed_plans_say() {
+        let seeded = |model: &str, recipe: &str| Row {
+            model: model.into(),
+            recipe: recipe.into(),
+            weights_source: Some("seed:0".into()),
+            ..ok_row(64, 1, 64)
+        };
+        let folder = Row { weights_source: Some("headers:1".into()), ..seeded("tiny", "bf16") };
+        let rows = vec![
+            folder,
+            seeded("qwen3.5-0.8b", "bf16"),
+            seeded("qwen3.5-0.8b", "no-such-recipe"),
+            seeded("../x", "bf16"),
+        ];
+        let input = Input { runs: vec![Run { label: "r".into(), rows, torn: false }], ..Input::default() };
+        let table = computed(&input).unwrap();
+        let plan = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("results/plan/traffic.csv");
+        let mut committed = csv::Reader::from_path(plan).unwrap();
+        let header: Vec<String> = committed.headers().unwrap().iter().map(str::to_owned).collect();
+        assert_eq!(table.columns, header);
+        let committed = committed.records().map(|record| record.unwrap().iter().map(str::to_owned).collect::<Vec<_>>());
+        let committed: Vec<_> = committed.filter(|row| row[0] == "qwen3.5-0.8b" && row[1] == "bf16").collect();
+        assert_eq!((table.rows.len(), table.rows), (3, committed));
+        assert!(computed(&Input::default()).is_none());
+    }
 
     #[test]
     fn modules_are_the_columns_of_bytes_that_are_no_sums() {

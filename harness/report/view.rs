@@ -132,6 +132,9 @@ pub(super) fn short_tag(tag: &str) -> String {
 /// Every cell of `input`, runs in order.
 pub(super) fn cells(input: &Input) -> Vec<Cell<'_>> {
     let rows = input.runs.iter().map(|run| run.rows.len()).sum::<usize>();
+    let mut methods = input.runs.iter().flat_map(|run| run.rows.iter().map(|row| row.method));
+    let first = methods.next();
+    let several = methods.any(|method| Some(method) != first);
     let all = input.runs.iter().enumerate().flat_map(|(run, of)| of.rows.iter().map(move |row| (run, row)));
     all.enumerate()
         .map(|(at, (run, row))| {
@@ -147,7 +150,7 @@ pub(super) fn cells(input: &Input) -> Vec<Cell<'_>> {
                 number: at + 1,
                 run,
                 row,
-                setting: setting(row),
+                setting: setting(row, several),
                 identity,
                 prefill: of(row.prefill_ms, row.prefill_low_ms.zip(row.prefill_high_ms), &row.prefill_samples_ms),
                 tpot: of(row.tpot_ms, row.tpot_low_ms.zip(row.tpot_high_ms), tpot_sample),
@@ -156,8 +159,9 @@ pub(super) fn cells(input: &Input) -> Vec<Cell<'_>> {
         .collect()
 }
 
-/// What is the same over a grid: model, recipe, card, device, and what differs from the usual.
-fn setting(row: &Row) -> String {
+/// What is the same over a grid: model, recipe, card, device, what differs from the usual, and the method where there are
+/// several.
+fn setting(row: &Row, methods: bool) -> String {
     let mut text = format!("{} on {}", subject(row), row.card);
     let mut part = |part: String| {
         text.push_str(", ");
@@ -194,6 +198,9 @@ fn setting(row: &Row) -> String {
     }
     if let Some(fault) = &row.fault {
         part(format!("fault {fault}"));
+    }
+    if methods {
+        part(format!("method {}", row.method));
     }
     text
 }
