@@ -65,17 +65,20 @@ impl Journal {
         Ok(also.file_names().collect())
     }
 
+    /// The file of an earlier sweep that `dir` holds, if it holds one.
+    pub(crate) fn earlier(dir: &Path) -> Option<PathBuf> {
+        let files = [planned::FILE, "sweep.jsonl", "sweep.csv"].map(|name| dir.join(name));
+        // A dangling link is there too.
+        files.into_iter().find(|path| path.symlink_metadata().is_ok())
+    }
+
     /// An error if `dir` holds an earlier sweep.
     pub(crate) fn refuse_earlier(dir: &Path) -> Result<()> {
-        for name in [planned::FILE, "sweep.jsonl", "sweep.csv"] {
-            let path = dir.join(name);
-            // A dangling link is there too.
-            if path.symlink_metadata().is_ok() {
-                bail!(
-                    "{} holds an earlier sweep; --resume goes on with it, another --out begins a new one",
-                    path.display()
-                );
-            }
+        if let Some(path) = Journal::earlier(dir) {
+            bail!(
+                "{} holds an earlier sweep; --resume goes on with it, another --out begins a new one",
+                path.display()
+            );
         }
         Ok(())
     }
@@ -274,7 +277,19 @@ mod tests {
             std::fs::write(&path, format!("{good}\n\n{bad}\n{good}\n")).unwrap();
             let text = format!("{:#}", read_jsonl(&path).expect_err(bad));
             assert!(text.contains("x.jsonl line 3"), "{text}");
+            // An empty list is a row of nulls to the parser.
+            if bad != "[]" {
+                assert!(text.contains("line 3 column ") && !text.contains(" at line "), "{text}");
+                assert!(text.contains("with that line removed"), "{text}");
+            }
         }
+        let contradicts = Row { free_bytes: Some(6), ..ok_row(1, 1, 1) };
+        std::fs::write(&path, format!("{good}\n{}\n", serde_json::to_string(&contradicts).unwrap())).unwrap();
+        let text = format!("{:#}", read_jsonl(&path).unwrap_err());
+        assert!(
+            text.contains("x.jsonl line 2; with that line removed") && text.contains("contradicts itself"),
+            "{text}"
+        );
         std::fs::write(&path, "[".repeat(100_000) + "\n").unwrap();
         assert!(read_jsonl(&path).is_err());
         std::fs::write(&path, "{\"schema\":1}\n").unwrap();

@@ -41,11 +41,22 @@ pub(crate) fn read_jsonl(path: &Path) -> Result<Rows> {
         if line.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        let row: Row = serde_json::from_slice(&line).with_context(at)?;
-        check(&row).with_context(at)?;
+        let row: Row = serde_json::from_slice(&line).map_err(|error| no_row(&at(), &error))?;
+        readable(&row).with_context(at)?;
+        sound(&row).with_context(|| format!("{}; {WITHOUT}", at()))?;
         read.rows.push(row);
     }
     Ok(read)
+}
+
+/// What to do about a line that is no row.
+const WITHOUT: &str = "with that line removed the others are read, and a sweep with --resume runs its cell again";
+
+/// What is wrong with a line, where in it, and what to do. The parser is given one line and calls it the first.
+fn no_row(at: &str, error: &serde_json::Error) -> anyhow::Error {
+    let (text, column) = (error.to_string(), error.column());
+    let what = text.strip_suffix(&format!(" at line {} column {column}", error.line())).unwrap_or(&text);
+    anyhow!("{at} column {column}: {what}; {WITHOUT}")
 }
 
 /// Opens a file to be read to its end, which a pipe or a device may not have.
@@ -62,19 +73,25 @@ pub(crate) fn read_csv(path: &Path) -> Result<Vec<Row>> {
     for row in reader.deserialize() {
         let at = || format!("{} row {}", path.display(), rows.len() + 1);
         let row: Row = row.with_context(at)?;
-        check(&row).with_context(at)?;
+        readable(&row).with_context(at)?;
+        sound(&row).with_context(at)?;
         rows.push(row);
     }
     Ok(rows)
 }
 
-/// An error for a row that this build cannot read, or that contradicts itself: nothing is to be concluded from it.
-fn check(row: &Row) -> Result<()> {
+/// An error for a row that this build cannot read.
+fn readable(row: &Row) -> Result<()> {
     ensure!(
         (OLDEST_SCHEMA..=SCHEMA).contains(&row.schema),
         "the row has schema {} and this build reads schemas {OLDEST_SCHEMA} to {SCHEMA}",
         row.schema
     );
+    Ok(())
+}
+
+/// An error for a row that contradicts itself: nothing is to be concluded from it.
+fn sound(row: &Row) -> Result<()> {
     if row.status == Status::Ok {
         row.verify().map_err(|contradiction| anyhow!("the row contradicts itself: {contradiction}"))?;
     }

@@ -54,7 +54,13 @@ pub(crate) fn merge(args: &MergeArgs) -> Result<(), Failure> {
         }
     }
     let _held = hold(&args.out)?;
-    Journal::refuse_earlier(&args.out)?;
+    if let Some(path) = Journal::earlier(&args.out) {
+        return Err(anyhow::anyhow!(
+            "{} holds an earlier sweep; give another --out, or move that one away",
+            path.display()
+        )
+        .into());
+    }
     whole.write(&args.out)?;
     Journal::replace(&args.out, &ordered)?;
     print(&format!("{}\n{}\n", sweep_table(&ordered).text(), sweep_definitions()))?;
@@ -107,9 +113,10 @@ fn joined(args: &MergeArgs, whole: &Planned) -> Result<BTreeMap<String, Row>> {
             match rows.get(&id) {
                 Some((earlier, of)) if *earlier != row => {
                     bail!(
-                        "{} and {} have different rows of cell {id}; leave one of them out",
+                        "{} and {} have different rows of cell {}; leave one of them out",
                         of.display(),
-                        dir.display()
+                        dir.display(),
+                        cell.name
                     );
                 }
                 Some(_) => {}

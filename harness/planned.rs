@@ -17,7 +17,8 @@ use crate::journal_read::open;
 use crate::record::Row;
 use crate::shard::{Shard, split};
 use crate::sweep::Job;
-use crate::workload::Kind;
+use crate::table::subject;
+use crate::workload::{Kind, Workload};
 use highwater::num::fnv::Fnv1a;
 
 /// The file's name.
@@ -97,10 +98,10 @@ pub(crate) struct PlannedCell {
 impl PlannedCell {
     /// An error where `row`, which names this cell, is of other work.
     pub(crate) fn holds(&self, row: &Row) -> Result<()> {
-        let Row { model, card, chunk, batch, depth, .. } = row;
+        let Row { chunk, batch, depth, .. } = row;
         let workload = row.workload.as_deref().filter(|workload| *workload != Kind::Fixed.name());
         let what = workload.map_or(String::new(), |workload| format!("{workload} "));
-        let said = format!("{model} {card} {what}chunk {chunk} batch {batch} depth {depth}");
+        let said = name(row, &format!("{what}chunk {chunk} batch {batch} depth {depth}"));
         ensure!(said == self.name, "the row of cell {} is of {said}, and {FILE} plans {} there", self.cell, self.name);
         Ok(())
     }
@@ -120,9 +121,11 @@ impl Planned {
         };
         let mut seen = HashSet::new();
         for (number, (group, template)) in groups.iter().zip(templates).enumerate() {
-            let mut columns = shared_columns(template)?;
-            columns.insert("seed".into(), group.model.seed.into());
-            columns.insert("workload".into(), format!("{:?}", group.workload).into());
+            let mut shown = shared_columns(template)?;
+            shown.insert("seed".into(), group.model.seed.into());
+            let mut columns = shown.clone();
+            shown.extend(asked(&group.workload));
+            columns.insert(WORKLOAD.into(), format!("{:?}", group.workload).into());
             let mut config = columns.clone();
             config.retain(|name, _| !ENVIRONMENT.contains(&name.as_str()) && !PROCESSOR.contains(&name.as_str()));
             for cell in &group.cells {
@@ -132,11 +135,11 @@ impl Planned {
                     cell: of_cell,
                     config: of_config,
                     group: number,
-                    name: format!("{} {} {cell}", template.model, template.card),
+                    name: name(template, &cell.to_string()),
                     part: parts.as_ref().map(|parts| parts[planned.cells.len()]),
                 });
             }
-            planned.groups.push(columns);
+            planned.groups.push(shown);
         }
         Ok(planned)
     }
@@ -173,7 +176,7 @@ impl Planned {
         let read = open(&path)?.take(MAX_BYTES + 1).read_to_end(&mut text);
         read.with_context(|| format!("cannot read {}", path.display()))?;
         ensure!(text.len() as u64 <= MAX_BYTES, "{} is larger than a plan can be, {MAX_BYTES} B", path.display());
-        let planned: Planned =
+        let mut planned: Planned =
             serde_json::from_slice(&text).with_context(|| format!("{} is no plan of a sweep", path.display()))?;
         if let Some(cell) = planned.cells.iter().find(|cell| cell.group >= planned.groups.len()) {
             bail!(
@@ -184,7 +187,21 @@ impl Planned {
                 planned.groups.len()
             );
         }
+        planned.name_as_today();
         Ok(planned)
+    }
+
+    /// Names the cells of an earlier build's plan, which had neither recipe nor KV type in them, in today's words.
+    fn name_as_today(&mut self) {
+        for cell in &mut self.cells {
+            let text =
+                |column: &str| self.groups[cell.group].get(column).and_then(Value::as_str).unwrap_or("").to_owned();
+            let [model, recipe, card, dtype, kv_dtype] = ["model", "recipe", "card", "dtype", "kv_dtype"].map(text);
+            let earlier = format!("{model} {card} ");
+            if let Some(rest) = cell.name.strip_prefix(&earlier).filter(|_| !recipe.is_empty()) {
+                cell.name = name(&Row { model, recipe, card, dtype, kv_dtype, ..Row::default() }, rest);
+            }
+        }
     }
 
     /// In what `self` differs from `other` so that their rows are not of one run, a line for each; `self` and `other` are
@@ -205,6 +222,10 @@ impl Planned {
             let mut columns: Vec<&String> = a.keys().chain(b.keys()).collect();
             columns.sort();
             columns.dedup();
+            // An earlier build's plan says in one column what was asked; where it was something else the cells' hashes differ.
+            if a.contains_key(WORKLOAD) != b.contains_key(WORKLOAD) {
+                columns.retain(|column| *column != WORKLOAD && !ASKED.contains(&column.as_str()));
+            }
             for column in columns {
                 let text = |of: &Map<String, Value>| of.get(column).map_or("none".into(), plain);
                 if a.get(column) != b.get(column) {
@@ -231,6 +252,35 @@ impl Planned {
         }
         found
     }
+}
+
+/// What a plan calls a cell: its model, recipe and card, the type of its KV cache where that is not the activations', and
+/// `cell`, its workload and axes.
+fn name(row: &Row, cell: &str) -> String {
+    let kv = if row.kv_dtype == row.dtype { String::new() } else { format!("KV {} ", row.kv_dtype) };
+    format!("{} {} {kv}{cell}", subject(row), row.card)
+}
+
+/// Columns of what all cells of a group are asked, named as their flags.
+const ASKED: [&str; 8] =
+    ["prompt", "output", "kv_tokens", "context", "ladder_scale", "precision", "cell_seconds", "repetitions"];
+/// The one column of all that, in the program's own notation: a part of the hashes, and of earlier plans.
+const WORKLOAD: &str = "workload";
+
+/// The values of [`ASKED`]; what was left to the cell has none.
+fn asked(workload: &Workload) -> impl Iterator<Item = (String, Value)> {
+    let Workload { prompt, output, kv_tokens, context, ladder_scale, rules } = workload;
+    let values: [Value; ASKED.len()] = [
+        (*prompt).into(),
+        (*output).into(),
+        (*kv_tokens).into(),
+        (*context).into(),
+        (*ladder_scale).into(),
+        rules.precision.into(),
+        rules.seconds.into(),
+        rules.repetitions.into(),
+    ];
+    ASKED.map(str::to_owned).into_iter().zip(values).filter(|(_, value)| !value.is_null())
 }
 
 /// The columns of a row in which rows of one group must agree.
@@ -352,7 +402,10 @@ mod tests {
         }
         for (flag, words) in [
             ("--seed 1", "seed: 1 now, 0 then"),
-            ("--output 3", "workload: "),
+            ("--output 3", "output: 3 now, 32 then"),
+            ("--prompt 9", "prompt: 9 now, none then"),
+            ("--precision 1%", "precision: 0.01 now, 0.005 then"),
+            ("--cell-seconds 3", "cell_seconds: 3.0 now, 10.0 then"),
             ("--card h100", "card: h100 now, host then"),
             ("--dtype f32", "dtype: f32 now, bf16 then"),
             ("--fault extra-buffer", "fault: extra-buffer now, none then"),
@@ -364,12 +417,47 @@ mod tests {
         let named = more.differences(&planned, ["now", "then"]).join("; ");
         assert_eq!(
             named,
-            "axes: 6 cells, 2 of them only, as tiny host chunk 128 batch 1 depth 0 now, 4 cells, 0 of them only then"
+            "axes: 6 cells, 2 of them only, as tiny@bf16 host chunk 128 batch 1 depth 0 now, 4 cells, 0 of them only then"
         );
         // A plan is the same on any processor; what one computes is not.
         assert_eq!(plan(LINE, |row| row.cpu = None).0.cells, planned.cells);
         let cpu = LINE.replace("plan", "cpu");
         assert_ne!(plan(&cpu, |row| row.cpu = None).0.cells, plan(&cpu, |_| {}).0.cells);
+    }
+
+    #[test]
+    fn a_cell_s_name_tells_recipes_and_kv_types_apart_and_earlier_plans_are_named_alike() {
+        let axes = "sweep tiny --device plan --axis recipe=bf16,fp8-channel --axis kv-dtype=bf16,fp8 --axis chunk=16";
+        let (planned, _) = plan(axes, |_| {});
+        let names: Vec<&str> = planned.cells.iter().map(|cell| cell.name.as_str()).collect();
+        let told =
+            ["tiny@bf16 host ", "tiny@bf16 host KV fp8 ", "tiny@fp8-channel host ", "tiny@fp8-channel host KV fp8 "];
+        assert_eq!(names, told.map(|place| format!("{place}chunk 16 batch 1 depth 0")));
+        // What earlier builds wrote: no recipe, no KV type, and one column of all that was asked.
+        let mut earlier = planned.clone();
+        for cell in &mut earlier.cells {
+            cell.name = "tiny host chunk 16 batch 1 depth 0".into();
+        }
+        for group in &mut earlier.groups {
+            group.retain(|column, _| !ASKED.contains(&column.as_str()));
+            group.insert(WORKLOAD.into(), "Workload { prompt: None }".into());
+        }
+        let dir = tempfile::tempdir().unwrap();
+        earlier.write(dir.path()).unwrap();
+        let read = Planned::read(dir.path()).unwrap();
+        assert_eq!(read.cells, planned.cells);
+        assert_eq!(read.differences(&planned, ["then", "now"]), Vec::<String>::new());
+        let row = Row { kv_dtype: "fp8".into(), dtype: "bf16".into(), model: "tiny".into(), ..Row::default() };
+        let row = Row { recipe: "bf16".into(), card: "host".into(), chunk: 16, batch: 1, ..row };
+        read.cells[1].holds(&row).unwrap();
+        let other = format!("{:#}", read.cells[3].holds(&row).unwrap_err());
+        assert!(
+            other.contains("is of tiny@bf16 host KV fp8 chunk 16") && other.contains("plans tiny@fp8-channel"),
+            "{other}"
+        );
+        // Asked otherwise, by hashes alone.
+        let (longer, _) = plan(&format!("{axes} --output 3"), |_| {});
+        assert!(read.differences(&longer, ["then", "now"])[0].contains("what the cells do"));
     }
 
     #[test]

@@ -160,7 +160,7 @@ fn missing_cells_are_named_and_a_partial_merge_can_be_gone_on_with() {
     let refused = merge(dir.path(), &["1", "3"], "out", &[]);
     let said = text(&refused);
     assert!(code(&refused) == 1 && said.contains("3 of 9 cells are missing"), "{said}");
-    assert!(said.contains("tiny host chunk 64 batch 2 depth 0 (shard 2)") && said.contains("--partial"), "{said}");
+    assert!(said.contains("tiny@bf16 host chunk 64 batch 2 depth 0 (shard 2)") && said.contains("--partial"), "{said}");
     assert!(!dir.path().join("out").exists());
     let partial = merge(dir.path(), &["3", "1"], "out", &["--partial"]);
     assert_eq!(code(&partial), 0, "{}", text(&partial));
@@ -196,12 +196,12 @@ fn what_is_not_of_one_sweep_is_not_joined_and_each_difference_is_named() {
     let lines = std::fs::read_to_string(copy.join("sweep.jsonl")).unwrap();
     let edit = |from: &str, to: &str| std::fs::write(copy.join("sweep.jsonl"), lines.replacen(from, to, 1)).unwrap();
     edit("\"time\":\"", "\"time\":\"1");
-    refuses(&["1", "again", "2", "3"], "different rows of cell");
+    refuses(&["1", "again", "2", "3"], "different rows of cell tiny@bf16 host chunk 16 batch 1 depth 0");
     // What cannot be true.
     edit("\"free_bytes\":", "\"free_bytes\":1");
     refuses(&["again", "2", "3"], "the row contradicts itself: resident ");
     edit("\"chunk\":", "\"chunk\":9");
-    refuses(&["again", "2", "3"], "and sweep.plan.json plans tiny host chunk");
+    refuses(&["again", "2", "3"], "and sweep.plan.json plans tiny@bf16 host chunk");
     // Provenance, row by row.
     let hash = rows(dir.path().join("1"))[0]["binary_hash"].as_str().unwrap().to_owned();
     for (from, to, words) in [
@@ -226,10 +226,17 @@ fn what_is_not_of_one_sweep_is_not_joined_and_each_difference_is_named() {
     shards(other.path(), &[2], &["--card", "h100"]);
     std::fs::rename(other.path().join("2"), dir.path().join("other")).unwrap();
     refuses(&["1", "other", "3"], "card: host in");
+    // Asked otherwise, in words.
+    let other = tempfile::tempdir().unwrap();
+    shards(other.path(), &[2], &["--precision", "1%"]);
+    std::fs::rename(other.path().join("2"), dir.path().join("rougher")).unwrap();
+    let words = format!("precision: 0.005 in {0}/1, 0.01 in {0}/rougher", dir.path().display());
+    refuses(&["1", "rougher", "3"], &words);
     refuses(&["1", "none"], "sweep.plan.json");
     // What is there already is not overwritten.
     let ran = merge(dir.path(), &["1", "2", "3"], "whole", &[]);
     assert!(code(&ran) == 1 && text(&ran).contains("earlier sweep"), "{}", text(&ran));
+    assert!(!text(&ran).contains("--resume"), "merge has no --resume: {}", text(&ran));
 }
 
 #[test]
