@@ -22,6 +22,7 @@ use crate::failure::Failure;
 use crate::gate::cli::JudgeArgs;
 use crate::gate::compare::{METRICS, Terms, compare_with, samples};
 use crate::gate::key::Key;
+use crate::gate::outside::Outside;
 use crate::gate::report::{Kind, Report};
 use crate::gate::runs::Run;
 use crate::out::note;
@@ -201,6 +202,7 @@ fn sweeps(folders: &[Vec<PathBuf>; 2], args: &AbArgs, next: &str) -> Result<Repo
                     row.status == first.status
                         && row.transient_peak_bytes == first.transient_peak_bytes
                         && row.resident_bytes == first.resident_bytes
+                        && Outside::of(first, row).is_none_or(|outside| !outside.grew())
                 });
                 if !same {
                     let text = format!("process {} of the {name} ended otherwise than its first", number + 1);

@@ -45,6 +45,11 @@ impl Failure {
         Failure { error: anyhow::Error::msg(what), help: None, code: Some(code) }
     }
 
+    /// The same where the reader has been told all of it.
+    pub(crate) fn said(code: u8) -> Failure {
+        Failure::found(code, String::new())
+    }
+
     /// The same with what to do about it.
     pub(crate) fn with_help(self, help: &str) -> Failure {
         Failure { help: Some(help.to_owned()), ..self }
@@ -67,6 +72,9 @@ impl Failure {
     /// The message, lines ended. A cause that its error already quotes is not repeated.
     pub(crate) fn render(&self) -> String {
         let mut shown = self.error.to_string();
+        if shown.is_empty() {
+            return shown;
+        }
         let mut text = format!("error: {shown}\n");
         for cause in self.error.chain().skip(1) {
             let cause = cause.to_string();

@@ -15,7 +15,7 @@ use crate::stats::Summary;
 /// Time between two looks at a card: its own counters are refreshed no faster.
 const PERIOD: Duration = Duration::from_millis(50);
 /// A repetition whose clock is below the usual by more than this is another card's.
-const CLOCK_DRIFT: f64 = 0.05;
+pub(crate) const CLOCK_DRIFT: f64 = 0.05;
 /// What holds clocks in a way that no measurement should stand, by the words of `nvml`.
 const DISTURBING: [&str; 4] = ["hardware slowdown", "heat", "heat, by the hardware", "the power brake"];
 /// What the library reports of a card that has nothing to do; it holds nothing down.

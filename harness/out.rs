@@ -1,6 +1,8 @@
 //! Writing to stdout. A reader that went away (`| head`) is no error.
 
-use std::io::{ErrorKind, Write};
+use std::fs::File;
+use std::io::{ErrorKind, IsTerminal as _, Write};
+use std::os::fd::AsFd as _;
 
 use anyhow::{Context, Result};
 
@@ -12,6 +14,13 @@ pub(crate) fn print(text: &str) -> Result<()> {
 /// As [`print`]; false once the reader went away, and more need not be made.
 pub(crate) fn print_while_read(text: &str) -> Result<bool> {
     print_to(&mut std::io::stdout().lock(), text)
+}
+
+/// Whether stdout is a terminal or a file, whose reader has all that was printed to the end. A pipe's may have it or not.
+pub(crate) fn is_kept() -> bool {
+    let out = std::io::stdout();
+    let file = || out.as_fd().try_clone_to_owned().ok().and_then(|fd| File::from(fd).metadata().ok());
+    out.is_terminal() || file().is_some_and(|about| about.is_file())
 }
 
 /// A line on stderr, for people. Nothing can be done where it cannot be written.

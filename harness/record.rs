@@ -16,6 +16,9 @@ pub(crate) const SCHEMA: u32 = 4;
 pub(crate) const OLDEST_SCHEMA: u32 = 2;
 /// Version of the way numbers are measured. Rows of two methods are never compared.
 pub(crate) const METHOD: u32 = 2;
+/// Memory outside the slab that may move without anybody's doing, and that no part of it need account for: what a driver
+/// takes by itself, in bytes.
+pub(crate) const DRIVERS_OWN_BYTES: u64 = 16 << 20;
 
 /// The largest step of one stage of a workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -253,7 +256,7 @@ pub(crate) struct Row {
 
     /// The seeded fault the run was made with. Such a row never becomes a baseline.
     pub(crate) fault: Option<String>,
-    /// Whether a correctness check passed in this run; null where none was made.
+    /// Whether all repetitions generated the same tokens; null where there was one.
     pub(crate) checked: Option<bool>,
     /// Hash of the tokens the cell generated, sequences in order.
     pub(crate) output_hash: Option<String>,

@@ -13,9 +13,10 @@ pub(crate) const GATE_HELP: &str = "\
 Verdicts: SLOWER and FASTER where the interval of the ratio of medians (99.8 %, bootstrap) does not hold 1 and the effect is \
 over the threshold and over an absolute floor (2 us of a step or of a kernel called by itself, 50 ns of a criterion call); \
 SAME where the interval lies within them and is known to +-1 % or better; INCONCLUSIVE otherwise, with the next command to \
-run. At least 10 repetitions on either side are needed.
+run. At least 10 repetitions on either side are needed, at SM clocks no more than 5 % apart.
 
-Bytes and the OOM frontier are exact: any growth is a regression. A cell that gains memory and loses speed, or the reverse, \
+Bytes of the slab and the OOM frontier are exact: any growth is a regression. Memory outside the slab may grow by 16 MiB, \
+which a driver takes by itself, and no more than that may be unattributed. A cell that gains memory and loses speed, or the reverse, \
 is named a trade. To accept a change, copy the candidate's folder over the baseline's: there is no other blessing.
 
 Exit codes: 0 nothing is worse; 1 a cell failed or is missing, or the runs cannot be compared; 2 usage; 3 slower; 4 more \
@@ -269,6 +270,8 @@ mod tests {
             format!("least {LEAST_SAMPLES} repetitions"),
             format!("{} us of a step", STEP_FLOOR_MS * 1e3),
             format!("{} ns of a criterion call", crate::gate::criterion::FLOOR_NS),
+            format!("{} % apart", crate::hygiene::CLOCK_DRIFT * 100.0),
+            format!("may grow by {} MiB", crate::record::DRIVERS_OWN_BYTES >> 20),
         ] {
             assert!(GATE_HELP.contains(&text), "{text}");
         }

@@ -5,12 +5,13 @@ use std::fmt::Write as _;
 
 use crate::failure::{FAILED, Failure, UNDECIDED};
 use crate::gate::cli::JudgeArgs;
+use crate::gate::clocks::{self, Slower};
 use crate::gate::edges::{Edge, edges};
 use crate::gate::key::{Difference, Key, differences, tools_differ};
 use crate::gate::memory::Memory;
-use crate::gate::next;
 use crate::gate::report::{Bytes, Kind, Report};
 use crate::gate::runs::{Run, passes};
+use crate::gate::{next, notes, outside};
 use crate::provenance::command_line;
 use crate::record::Row;
 use crate::status::Status;
@@ -48,11 +49,11 @@ impl Terms {
 }
 
 /// A cell of both runs.
-struct Pair<'a> {
+pub(super) struct Pair<'a> {
     key: &'a Key,
-    name: String,
-    base: &'a Row,
-    candidate: &'a Row,
+    pub(super) name: String,
+    pub(super) base: &'a Row,
+    pub(super) candidate: &'a Row,
 }
 
 /// Comparisons of a cell's times that were made elsewhere: by cell and metric.
@@ -99,16 +100,26 @@ pub(crate) fn compare_with(
     for (key, row) in matched.only_candidate.iter().map(|at| &candidate.rows[*at]) {
         let kind = if row.status.is_failure() { Kind::Failure } else { Kind::Note };
         report.find(kind, Some(&key.to_string()), format!("{}, and not in the baseline", ended(row)), None);
+        find_unaccounted(row, &key.to_string(), &mut report);
     }
     report.cells = pairs.len();
     for (number, pair) in pairs.iter().enumerate() {
         Judged { pair, number: number + 1, base, candidate, terms, times }.judge(&mut report);
     }
+    notes::find_unsampled([base, candidate], &pairs, &mut report);
+    notes::find(&pairs, &mut report);
     report.frontier = edges(pairs.iter().map(|pair| (pair.key, pair.base, pair.candidate)));
     for edge in report.frontier.clone().iter().filter(|edge| edge.lost()) {
         report.find(Kind::FrontierRegression, None, edge_text(edge), None);
     }
     Ok(report)
+}
+
+/// A row whose memory outside the slab is nobody's says nothing of what its cell takes.
+fn find_unaccounted(row: &Row, name: &str, report: &mut Report) {
+    if let Some(what) = outside::unaccounted(row) {
+        report.find(Kind::Failure, Some(name), what, None);
+    }
 }
 
 fn edge_text(edge: &Edge) -> String {
@@ -231,6 +242,7 @@ impl Judged<'_> {
             }
             _ => {}
         }
+        find_unaccounted(candidate, name, report);
     }
 
     fn both_ran(&self, report: &mut Report) {
@@ -277,10 +289,13 @@ impl Judged<'_> {
             }
             return;
         }
+        if self.base.is_csv() || self.candidate.is_csv() {
+            return;
+        }
         let unfit = |row: &Row| match (&row.dirty, row.checked) {
             (Some(dirty), _) => Some(format!("is dirty ({dirty})")),
             (None, Some(true)) => None,
-            (None, _) => Some("passed no correctness check".to_owned()),
+            (None, _) => Some("passed no check that its results repeat".to_owned()),
         };
         for (row, whose) in [(*base, "baseline"), (*candidate, "candidate")] {
             if let Some(why) = unfit(row) {
@@ -289,6 +304,11 @@ impl Judged<'_> {
                 report.find(Kind::Inconclusive, Some(name), text, next);
                 return;
             }
+        }
+        if let Some((slower, why)) = clocks::apart(base, candidate) {
+            let next = self.next(slower == Slower::Baseline, 0, None);
+            report.find(Kind::Inconclusive, Some(name), format!("times are not compared: {why}"), next);
+            return;
         }
         for (at, metric) in METRICS.into_iter().enumerate() {
             let (before, after) = (samples(base, metric), samples(candidate, metric));

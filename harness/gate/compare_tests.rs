@@ -96,6 +96,102 @@ fn growth_names_its_owner_in_one_line() {
 }
 
 #[test]
+fn growth_outside_the_slab_is_growth_and_a_little_of_it_a_note() {
+    let card = |graphs: u64, unattributed: i64| Row {
+        context_bytes: Some(500 << 20),
+        modules_bytes: Some(2 << 20),
+        blas_bytes: Some(34 << 20),
+        graphs_bytes: Some(graphs << 20),
+        unattributed_bytes: Some(unattributed << 20),
+        ..row(64)
+    };
+    for (candidate, found, code) in [
+        (card(4, 1), vec![], 0),
+        (card(20, 1), vec![Kind::Note], 0),
+        (card(21, 1), vec![Kind::MemoryRegression], 4),
+        (card(4, 18), vec![Kind::MemoryRegression, Kind::Failure], 4),
+        (card(4, -17), vec![Kind::Better, Kind::Failure], 1),
+        (row(64), vec![Kind::Failure], 1),
+    ] {
+        let report = judge(vec![card(4, 1)], vec![candidate], TERMS);
+        assert_eq!((kinds(&report), report.exit_code()), (found, code), "{}", report.text());
+    }
+    let report = judge(vec![card(4, 1)], vec![card(1028, 1)], TERMS);
+    let (text, markdown) = (report.text(), report.markdown());
+    assert!(
+        text.contains("MORE MEMORY: tiny@bf16 cpu host chunk 64 batch 1 depth 0: outside the slab +1.00 GiB"),
+        "{text}"
+    );
+    assert!(text.contains(": graphs +1.00 GiB\n") && text.contains("bytes of 0 of 1 cells exact"), "{text}");
+    assert!(markdown.contains("| outside | 541.0 MiB | 1.53 GiB | +1073741824 B | - | MORE |"), "{markdown}");
+    let note = judge(vec![card(4, 1), row(128)], vec![card(20, 1), row(128)], TERMS).text();
+    assert!(
+        note.contains("NOTE: 1 of 2 cells take more memory outside the slab, at most 16.0 MiB (graphs, tiny@bf16"),
+        "{note}"
+    );
+    assert!(note.contains("bytes of 2 of 2 cells exact") && note.contains("WITHIN"), "{note}");
+    // A new cell has no baseline, and must have a ledger.
+    let report = judge(vec![row(128)], vec![row(128), card(4, 900)], TERMS);
+    assert_eq!((kinds(&report), report.exit_code()), (vec![Kind::Note, Kind::Failure], 1));
+    assert!(report.text().contains("its ledger does not hold: +900.0 MiB outside the slab are unattributed"));
+}
+
+#[test]
+fn other_tokens_are_a_note_in_one_line() {
+    let made = |hash: &str| Row { output_hash: Some(hash.into()), weights_source: Some("seed:0".into()), ..row(64) };
+    let report = judge(vec![made("1"), row(128)], vec![made("2"), row(128)], Terms { strict: true, ..TERMS });
+    assert_eq!((kinds(&report), report.exit_code()), (vec![Kind::Note], 0));
+    let text = report.text();
+    assert!(
+        text.contains("NOTE: 1 of 2 cells generated other tokens than in the baseline, the first of them tiny@bf16"),
+        "{text}"
+    );
+    assert_eq!(kinds(&judge(vec![made("1")], vec![made("1")], TERMS)), []);
+    assert_eq!(kinds(&judge(vec![row(64)], vec![row(64)], TERMS)), [], "earlier rows do not say");
+}
+
+#[test]
+fn times_at_other_clocks_are_not_compared() {
+    let at = |mhz: f64, why: &str| Row { sm_clock_mhz: Some(mhz), throttled: Some(why.into()), ..row(64) };
+    let found = |candidate: Row| {
+        let report = judge(vec![at(1980.0, "")], vec![candidate], Terms { strict: true, ..TERMS });
+        (kinds(&report), report.exit_code(), report.text())
+    };
+    assert_eq!(found(at(1965.0, "")).0, []);
+    let (kinds, code, text) = found(slower(&at(900.0, "heat"), 2.2));
+    assert_eq!((kinds, code), (vec![Kind::Inconclusive, Kind::Note], 5), "{text}");
+    assert!(
+        text.contains("times are not compared: the SM clock was 1980 MHz in the baseline and 900 MHz in the candidate"),
+        "{text}"
+    );
+    assert!(
+        text.contains("next: highwater sweep") && text.contains("NOTE: clocks were held down by nothing"),
+        "{text}"
+    );
+    let (kinds, code, text) = found(slower(&at(1950.0, "the power limit"), 1.03));
+    assert_eq!((kinds, code), (vec![Kind::SpeedRegression, Kind::Note], 3), "{text}");
+}
+
+#[test]
+fn a_csv_s_times_are_not_compared_and_that_is_no_pass_but_a_plan_s_has_none() {
+    let strict = Terms { strict: true, ..TERMS };
+    let csv = |row: Row| Run { file: "run/sweep.csv".into(), ..run(vec![row]) };
+    let timeless = Row { tpot_passes_ms: vec![], prefill_samples_ms: vec![], tpot_samples_ms: vec![], ..row(64) };
+    for (base, candidate, files) in [
+        (csv(timeless.clone()), csv(timeless.clone()), "run/sweep.csv and run/sweep.csv"),
+        (csv(timeless.clone()), run(vec![row(64)]), "run/sweep.csv"),
+    ] {
+        let report = compare(&base, &candidate, strict).unwrap_or_else(|failure| panic!("{}", failure.render()));
+        assert_eq!((kinds(&report), report.exit_code()), (vec![Kind::Inconclusive], 5));
+        let said = format!("no times are compared: give sweep.jsonl for {files}\n");
+        assert!(report.text().contains(&said), "{}", report.text());
+    }
+    let plan = || csv(Row { device: "plan".into(), ..timeless.clone() });
+    let report = compare(&plan(), &plan(), strict).unwrap_or_else(|failure| panic!("{}", failure.render()));
+    assert_eq!((kinds(&report), report.exit_code()), (vec![], 0));
+}
+
+#[test]
 fn a_cell_that_fits_now_is_better_and_two_refusals_are_equal() {
     let report = judge(vec![oom(&row(64)), oom(&row(128))], vec![row(64), oom(&row(128))], TERMS);
     assert_eq!((kinds(&report), report.exit_code()), (vec![Kind::Better], 0));

@@ -3,6 +3,7 @@
 use highwater::error::mib;
 use serde::Serialize;
 
+use super::outside::{self, Outside};
 use crate::owners::Owner;
 use crate::record::Row;
 
@@ -37,6 +38,8 @@ pub(crate) struct Memory {
     pub(crate) parts: Vec<Change>,
     /// Owners at the peaks that moved, new ones first, then by how much each grew.
     pub(crate) owners: Vec<Change>,
+    /// What changed outside the slab, where anything did.
+    pub(crate) outside: Option<Outside>,
     /// Parts that the baseline has and the candidate does not say.
     pub(crate) silent: Vec<&'static str>,
 }
@@ -67,22 +70,37 @@ impl Memory {
                 (None, _) => {}
             }
         }
+        if outside::said(base) && !outside::said(candidate) {
+            silent.push("memory outside the slab");
+        }
         let owners = holders(base, candidate);
-        Memory { parts, owners, silent }
+        Memory { parts, owners, outside: Outside::of(base, candidate), silent }
     }
 
-    /// Whether any part of the ledger is larger than it was.
-    pub(crate) fn grew(&self) -> bool {
+    /// Whether any part of the slab is larger than it was, to the byte.
+    pub(crate) fn slab_grew(&self) -> bool {
         self.parts.iter().any(Change::grew)
+    }
+
+    /// Whether that is so, or more lies outside the slab than a driver takes by itself.
+    pub(crate) fn grew(&self) -> bool {
+        self.slab_grew() || self.outside.as_ref().is_some_and(Outside::grew)
     }
 
     /// Whether some part is smaller and none is larger.
     pub(crate) fn shrank(&self) -> bool {
-        !self.parts.is_empty() && !self.grew()
+        !self.grew() && (!self.parts.is_empty() || self.outside.as_ref().is_some_and(Outside::shrank))
     }
 
-    /// One line: the parts that changed, and who holds the difference at the peak, whoever held nothing before first.
+    /// One line: the parts that changed, and who holds the difference at the peak, whoever held nothing before first; then
+    /// what changed outside the slab, where that is more than the driver's doing.
     pub(crate) fn line(&self) -> String {
+        let outside = self.outside.as_ref().filter(|outside| outside.grew() || outside.shrank()).map(Outside::line);
+        let slab = (!self.parts.is_empty()).then(|| self.slab_line());
+        slab.into_iter().chain(outside).collect::<Vec<_>>().join("; ")
+    }
+
+    fn slab_line(&self) -> String {
         let parts: Vec<String> = self.parts.iter().map(change_text).collect();
         let mut owners: Vec<String> = self.owners.iter().take(MOST_OWNERS).map(owner_text).collect();
         if self.owners.len() > MOST_OWNERS {
@@ -131,16 +149,17 @@ fn holders(base: &Row, candidate: &Row) -> Vec<Change> {
 }
 
 fn change_text(change: &Change) -> String {
-    format!("{} {} ({} -> {} B)", change.part, signed(change), change.baseline, change.candidate)
+    let by = signed(change.grew(), change.moved());
+    format!("{} {by} ({} -> {} B)", change.part, change.baseline, change.candidate)
 }
 
 fn owner_text(change: &Change) -> String {
-    format!("`{}` {}", change.part, signed(change))
+    format!("`{}` {}", change.part, signed(change.grew(), change.moved()))
 }
 
-fn signed(change: &Change) -> String {
-    let sign = if change.grew() { '+' } else { '-' };
-    let bytes = change.moved();
+/// Bytes that are more, or fewer.
+pub(super) fn signed(grew: bool, bytes: u64) -> String {
+    let sign = if grew { '+' } else { '-' };
     let shown = if bytes < 1 << 20 { format!("{bytes} B") } else { mib(bytes) };
     format!("{sign}{shown}")
 }

@@ -13,7 +13,8 @@ use crate::failure::{FAILED, Failure, MORE_MEMORY, SLOWER, UNDECIDED};
 use crate::formats::write_whole;
 use crate::gate::edges::Edge;
 use crate::gate::memory::Memory;
-use crate::out::print;
+use crate::gate::outside::Outside;
+use crate::out::{self, print};
 use crate::table::{Align, Table, number};
 use crate::verdict::{Comparison, Verdict};
 
@@ -214,8 +215,8 @@ impl Report {
         }
         for Bytes { cell, baseline, candidate, memory } in &self.bytes {
             let verdict = match () {
-                () if memory.grew() => "MORE",
-                () if memory.shrank() => "LESS",
+                () if memory.slab_grew() => "MORE",
+                () if !memory.parts.is_empty() => "LESS",
                 () => "EXACT",
             };
             table.push(vec![
@@ -227,6 +228,9 @@ impl Report {
                 "-".into(),
                 verdict.into(),
             ]);
+            if let Some(outside) = &memory.outside {
+                table.push(outside_fields(cell, outside));
+            }
         }
         table
     }
@@ -290,7 +294,7 @@ impl Report {
         Ok(format!("{value:#}\n"))
     }
 
-    /// Prints it and ends as it asks.
+    /// Prints it and ends as it asks. The summary is not said again where the reader has it: on a terminal, or in a file.
     pub(crate) fn end(&self, json: bool, markdown: Option<&Path>) -> Result<(), Failure> {
         if let Some(file) = markdown {
             write_whole(file, &self.markdown())?;
@@ -298,11 +302,31 @@ impl Report {
         print(&if json { self.json()? } else { self.text() })?;
         match self.exit_code() {
             0 => Ok(()),
+            code if !json && out::is_kept() => Err(Failure::said(code)),
             code => {
                 Err(Failure::found(code, format!("{} against {}: {}", self.candidate, self.baseline, self.summary())))
             }
         }
     }
+}
+
+/// A cell's bytes outside the slab, which need not be equal to the byte.
+fn outside_fields(cell: &str, outside: &Outside) -> Vec<String> {
+    let verdict = match () {
+        () if outside.grew() => "MORE",
+        () if outside.shrank() => "LESS",
+        () => "WITHIN",
+    };
+    let size = |bytes: i64| mib(bytes.max(0).unsigned_abs());
+    vec![
+        cell.to_owned(),
+        "outside".into(),
+        size(outside.baseline),
+        size(outside.candidate),
+        format!("{:+} B", outside.candidate.saturating_sub(outside.baseline)),
+        "-".into(),
+        verdict.into(),
+    ]
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ use crate::record::Row;
 pub(crate) struct Run {
     /// As the user named it.
     pub(crate) path: PathBuf,
+    /// The file its rows are from.
+    pub(crate) file: PathBuf,
     /// In the order written; of a cell that was run again, its last row.
     pub(crate) rows: Vec<(Key, Row)>,
     /// What is to be said about the file.
@@ -30,8 +32,7 @@ impl Run {
             path.to_owned()
         };
         let mut notes = Vec::new();
-        let rows = if file.extension().is_some_and(|extension| extension == "csv") {
-            notes.push(format!("{}: CSV holds no samples, so no times are compared", file.display()));
+        let rows = if has_ending_csv(&file) {
             read_csv(&file)?
         } else {
             let read = read_jsonl(&file)?;
@@ -41,12 +42,23 @@ impl Run {
             read.rows
         };
         ensure!(!rows.is_empty(), "{} holds no rows", file.display());
-        Ok(Run::of(path, rows, notes))
+        Ok(Run { file, ..Run::of(path, rows, notes) })
+    }
+
+    /// Whether its rows are from a CSV, which holds no samples.
+    pub(crate) fn is_csv(&self) -> bool {
+        has_ending_csv(&self.file)
+    }
+
+    /// Whether both are read from one file.
+    pub(crate) fn is_the_file_of(&self, other: &Run) -> bool {
+        let whole = |run: &Run| run.file.canonicalize().ok();
+        whole(self).is_some_and(|file| whole(other) == Some(file))
     }
 
     /// A run of these rows.
     pub(crate) fn of(path: &Path, rows: Vec<Row>, notes: Vec<String>) -> Run {
-        let mut run = Run { path: path.to_owned(), rows: Vec::new(), notes };
+        let mut run = Run { path: path.to_owned(), file: path.to_owned(), rows: Vec::new(), notes };
         let mut at: HashMap<Key, usize> = HashMap::new();
         for row in rows {
             let key = Key::of(&row);
@@ -68,6 +80,10 @@ impl Run {
         }
         Ok(self)
     }
+}
+
+fn has_ending_csv(file: &Path) -> bool {
+    file.extension().is_some_and(|extension| extension == "csv")
 }
 
 /// Median of each repetition's decode steps in ms. Rows of before that column have their steps in equal parts.
@@ -127,7 +143,10 @@ mod tests {
             assert!(run.rows.len() >= 2 && run.notes.is_empty(), "{name}");
         }
         let csv = Run::read(&results.join("incident-two-twin/sweep.csv")).unwrap();
-        assert!(csv.notes[0].contains("no samples"));
+        assert!(csv.is_csv() && csv.notes.is_empty());
+        let whole = Run::read(&results.join("incident-two-twin")).unwrap();
+        assert!(!whole.is_csv() && !whole.is_the_file_of(&csv));
+        assert!(whole.is_the_file_of(&Run::read(&results.join("incident-two-twin/sweep.jsonl")).unwrap()));
         let faulty = Run::read(&results.join("incident-one-faulty")).unwrap();
         assert!(faulty.into_baseline().unwrap_err().to_string().contains("full-window-head"));
     }

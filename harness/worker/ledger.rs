@@ -3,8 +3,10 @@
 use highwater::engine::Engine;
 use highwater::error::{Error, mib};
 
-/// Memory outside the slab may grow by this much before it is a leak: what the driver does by itself, in bytes.
-const OUTSIDE_BYTES: i64 = 16 << 20;
+use crate::record::DRIVERS_OWN_BYTES;
+
+/// Memory outside the slab may grow by this much before it is a leak.
+const OUTSIDE_BYTES: i64 = DRIVERS_OWN_BYTES as i64;
 
 /// What the first cell of a worker found outside the slab.
 #[derive(Debug, Default)]

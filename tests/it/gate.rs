@@ -183,7 +183,7 @@ fn a_baseline_with_a_fault_is_refused_and_one_unchecked_times_nothing() {
     unchecked[1]["checked"] = Value::Null;
     let base = write(dir.path(), "unchecked", &unchecked);
     let ran = highwater(&["gate", &base, &candidate]);
-    holds(&ran, 0, &["the baseline passed no correctness check", "4 SAME"]);
+    holds(&ran, 0, &["the baseline passed no check that its results repeat", "4 SAME"]);
 }
 
 #[test]
@@ -274,9 +274,67 @@ fn a_seeded_buffer_of_a_real_run_is_found_and_csv_baselines_hold_bytes() {
         let named =
             |line: &&str| line.starts_with("MORE MEMORY") && line.contains("peak: `other.fault.extra_buffer` +");
         assert_eq!(ran.out.lines().filter(named).count(), 2, "{}", ran.out);
-        holds(&highwater(&["gate", &format!("{base}/sweep.csv"), &faulty]), 4, &["2 x MORE MEMORY"]);
+        let csv = format!("{base}/sweep.csv");
+        holds(&highwater(&["gate", &csv, &faulty]), 4, &["2 x MORE MEMORY"]);
+        let uncompared = highwater(&["gate", &csv, &format!("{same}/sweep.csv"), "--strict"]);
+        match device {
+            "plan" => holds(&uncompared, 0, &["bytes of 2 of 2 cells exact; exit 0"]),
+            _ => holds(&uncompared, 5, &["no times are compared: give sweep.jsonl for "]),
+        }
         holds(&highwater(&["gate", &faulty, &base]), 1, &["cannot be a baseline", "extra-buffer"]);
     }
+}
+
+#[test]
+fn bytes_outside_the_slab_are_held_too_and_clocks_and_tokens_are_looked_at() {
+    let grown = |rows: &mut Vec<Value>| {
+        for column in ["graphs_bytes", "modules_bytes"] {
+            rows[0][column] = json!(rows[0][column].as_u64().unwrap() + (1 << 30));
+        }
+    };
+    let ran = gate(grown, &[]);
+    holds(&ran, 4, &["1 x MORE MEMORY", "outside the slab +2.00 GiB", "modules +1.00 GiB, graphs +1.00 GiB"]);
+    let unheld = |rows: &mut Vec<Value>| rows[1]["unattributed_bytes"] = json!(900 << 20);
+    holds(&gate(unheld, &[]), 4, &["FAILED: ", "its ledger does not hold: +900.0 MiB"]);
+    holds(&gate(|rows| rows[1]["unattributed_bytes"] = json!(-(900 << 20)), &[]), 1, &["its ledger does not hold"]);
+    let little = |rows: &mut Vec<Value>| rows[2]["blas_bytes"] = json!(rows[2]["blas_bytes"].as_u64().unwrap() + 4096);
+    holds(&gate(little, &["--strict"]), 0, &["NOTE: 1 of 3 cells take more memory outside the slab, at most"]);
+
+    let dir = tempfile::tempdir().unwrap();
+    let with = |name: &str, mhz: f64, hash: &str, why: &str| {
+        let mut rows = rows();
+        for row in &mut rows {
+            (row["sm_clock_mhz"], row["output_hash"], row["throttled"]) = (json!(mhz), json!(hash), json!(why));
+        }
+        write(dir.path(), name, &rows)
+    };
+    let (base, slow) = (with("fast", 1980.0, "a", ""), with("slow", 900.0, "b", "heat"));
+    let ran = highwater(&["gate", &base, &slow, "--strict"]);
+    let clocks = "times are not compared: the SM clock was 1980 MHz in the baseline and 900 MHz in the candidate";
+    holds(
+        &ran,
+        5,
+        &[clocks, "NOTE: 3 of 3 cells generated other tokens", "NOTE: clocks were held down by nothing", "heat"],
+    );
+    assert_eq!(ran.out.matches("INCONCLUSIVE: ").count(), 3, "{}", ran.out);
+}
+
+#[test]
+fn one_file_held_to_itself_is_said_and_a_summary_is_said_once_where_it_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let (base, mut slower) = (write(dir.path(), "base", &rows()), rows());
+    scale(&mut slower[1], "tpot_passes_ms", 1.03);
+    let slower = write(dir.path(), "slower", &slower);
+    let file = format!("{base}/sweep.jsonl");
+    holds(&highwater(&["gate", &base, &file, "--strict"]), 0, &["NOTE: baseline and candidate are one run"]);
+    let piped = highwater(&["gate", &base, &slower]);
+    assert!(piped.code == 3 && piped.err.contains("; exit 3"), "{}", piped.err);
+    let kept = dir.path().join("said.txt");
+    let mut gate = std::process::Command::new(env!("CARGO_BIN_EXE_highwater"));
+    gate.args(["gate", &base, &slower]).stdout(std::fs::File::create(&kept).unwrap());
+    let ran = gate.output().unwrap();
+    assert_eq!((ran.status.code(), String::from_utf8_lossy(&ran.stderr).as_ref()), (Some(3), ""));
+    assert_eq!(std::fs::read_to_string(&kept).unwrap().matches("; exit 3").count(), 1);
 }
 
 #[test]
