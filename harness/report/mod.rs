@@ -56,7 +56,16 @@ pub(crate) fn report(args: &ReportArgs) -> Result<(), Failure> {
     }
     let page = page::page(&input);
     write_whole(out, &page)?;
+    Ok(print(&format!("{}: {}, {} KiB\n", out.display(), about(&input), page.len() / 1024))?)
+}
+
+/// How many cells of how many runs, and how many rows of kernels where there are any.
+fn about(input: &load::Input) -> String {
     let cells: usize = input.runs.iter().map(|run| run.rows.len()).sum();
-    let runs = view::count(input.runs.len(), "run");
-    Ok(print(&format!("{}: {} of {runs}, {} KiB\n", out.display(), view::count(cells, "cell"), page.len() / 1024))?)
+    let runs = format!("{} of {}", view::count(cells, "cell"), view::count(input.runs.len(), "run"));
+    match input.kernels.len() {
+        0 => runs,
+        rows if input.runs.is_empty() => format!("{} of kernels", view::count(rows, "row")),
+        rows => format!("{runs}, {} of kernels", view::count(rows, "row")),
+    }
 }

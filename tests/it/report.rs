@@ -284,6 +284,23 @@ fn a_report_that_cannot_be_made_says_why_and_writes_over_no_record() {
     assert!(code == 1 && err.contains("none.csv"), "{code} {err}");
 }
 
+#[test]
+fn a_bench_s_folder_and_single_files_are_taken_and_traffic_is_computed() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = dir.path().join("bench/h200");
+    std::fs::create_dir_all(&bench).unwrap();
+    std::fs::copy(root().join("results/h200/kernels.csv"), bench.join("kernels.csv")).unwrap();
+    let (_, html) = page(dir.path(), &[dir.path().join("bench").to_str().unwrap()], &[]);
+    assert!(html.contains("<h2 id=\"kernels\">") && !html.contains("<h2 id=\"traffic\">"));
+    let (_, html) = page(dir.path(), &["results/qwen3.5-9b-on-rtx-4090/sweep.csv"], &[]);
+    assert_own_markup(&html);
+    assert!(html.contains("<h2 id=\"traffic\">") && html.contains("qwen3.5-9b bf16 context 1024 batch 64"));
+    let runs = ["results/h200", "results/h200/kernels.csv"];
+    let (code, text, err) = run(&[&["report"], &runs[..], &["--markdown"]].concat());
+    assert!(code == 0 && text.contains("\nMeasured otherwise than the "), "{text}{err}");
+    assert!(text.contains("347 timings of kernels"), "a file is read once: {text}");
+}
+
 /// A Chromium of this machine: `HIGHWATER_CHROMIUM`, or one under its usual names.
 fn chromium() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("HIGHWATER_CHROMIUM") {
