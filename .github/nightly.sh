@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# The nightly run: sweeps a list of cells, holds each to the baseline of this card, driver and method, runs what regressed
-# once more, and writes what was found. It commits nothing and opens nothing: whoever calls it does, from the files in OUT.
+# The nightly run: sweeps a list of cells, and with --bench times the kernels, holds each to the baseline of this card, driver
+# and method, runs what regressed once more, and writes what was found. It commits nothing and opens nothing: whoever calls it does, from the files in OUT.
 #
 #   .github/nightly.sh --cells FILE --out OUT [--bin highwater] [--baselines results/baselines] [--bench]
-#                      [--against DIR --force]
+#                      [--bench-args 'ARGS'] [--against DIR --force]
 #
-# FILE has a sweep a line: a name, then the arguments of `highwater sweep`, split at spaces; # begins a comment.
+# FILE has a sweep a line: a name, then the arguments of `highwater sweep`, split at spaces; # begins a comment. ARGS are of
+# `highwater bench`, split the same way.
 #
-# OUT/run/NAME, OUT/confirm/NAME   the sweeps; OUT/bench the kernels' times
+# OUT/run/NAME, OUT/confirm/NAME   the sweeps
+# OUT/bench/{run,confirm}          the kernels' times, all of them and those that regressed; OUT/bench/*.{md,log} beside them
 # OUT/gate/{run,confirm}/NAME.md   what the gate said; OUT/log/{run,confirm}/NAME.log what the sweeps did
-# OUT/summary.md                   one line a sweep
-# OUT/proposed/CARD/DRIVER-mM/NAME a baseline for whoever reviews it, where there was none
+# OUT/summary.md                   one line a sweep, and one for the bench
+# OUT/proposed/CARD/DRIVER-mM/NAME a baseline for whoever reviews it, where there was none; CARD/DRIVER-kM/bench of kernels
 # OUT/issue.title, OUT/issue.md    only after a regression was found twice
 # OUT/outcome                      code=N and confirmed=true|false
 #
@@ -20,16 +22,21 @@ set -euo pipefail
 
 usage() {
   printf 'nightly: %s\n' "$1" >&2
-  printf 'usage: nightly.sh --cells FILE --out OUT [--bin BIN] [--baselines DIR] [--bench] [--against DIR --force]\n' >&2
+  printf 'usage: nightly.sh --cells FILE --out OUT [--bin BIN] [--baselines DIR] [--bench] [--bench-args ARGS] [--against DIR --force]\n' >&2
   exit 2
 }
 
-cells='' out='' bin=highwater baselines=results/baselines bench=false against='' force=false
+cells='' out='' bin=highwater baselines=results/baselines bench=false bench_args='' against='' force=false
 while (($# > 0)); do
   case $1 in
     --cells | --out | --bin | --baselines | --against)
       (($# > 1)) || usage "$1 needs a value"
       declare "${1#--}=$2"
+      shift 2
+      ;;
+    --bench-args)
+      (($# > 1)) || usage "$1 needs a value"
+      bench_args=$2
       shift 2
       ;;
     --bench) bench=true && shift ;;
@@ -55,6 +62,8 @@ while read -r -a words || ((${#words[@]} > 0)); do
   sweeps+=("${words[*]}")
 done < "$cells"
 if ((${#sweeps[@]} == 0)); then usage "$cells lists no sweep"; fi
+if [[ -n $bench_args ]] && ! $bench; then usage '--bench-args is for --bench'; fi
+read -r -a bench_words <<< "$bench_args"
 baselines=${baselines%/}
 mkdir -p -- "$out"/{run,confirm} "$out"/{gate,log}/{run,confirm}
 
@@ -83,11 +92,11 @@ try() {
   set -e
 }
 
-# The gate of one sweep against one baseline; 2 and whatever is no verdict are tool failures.
+# The gate of one run against one baseline, with further flags; 2 and whatever is no verdict are tool failures.
 gate() {
-  local base=$1 run=$2 report=$3 extra=()
-  if $force; then extra=(--force); fi
-  try "$report.log" "$bin" gate "$base" "$run" --strict --markdown "$report.md" "${extra[@]}"
+  local base=$1 judged=$2 report=$3 extra=("${@:4}")
+  if $force; then extra+=(--force); fi
+  try "$report.log" "$bin" gate "$base" "$judged" --strict --markdown "$report.md" "${extra[@]}"
   case $code in 0 | 1 | 3 | 4 | 5) ;; *) code=1 ;; esac
 }
 
@@ -97,8 +106,15 @@ said() {
   if [[ -s $1.md ]]; then cat -- "$1.md"; else printf '```\n%s\n```\n' "$(tail -n 50 -- "$1.log")"; fi
 }
 
+# Where the files of what is judged are: its run, the run that confirms it, what the gate said of either, a log.
+places() {
+  local name=$1
+  run=$out/run/$name again=$out/confirm/$name first_said=$out/gate/run/$name second_said=$out/gate/confirm/$name log=$out/log/confirm/$name.log
+}
+
+# Judges what $run holds; the arguments after the name are the command that made it, but for --out.
 judge() {
-  local name=$1 run=$out/run/$1 base folder
+  local name=$1 base folder
   shift
   if ! folder=$("$bin" baseline "$run" --in "$baselines"); then
     note "- $name: **failed**: its rows do not say which baseline they are held to"
@@ -115,22 +131,30 @@ judge() {
     count 5
     return
   fi
-  gate "$base" "$run" "$out/gate/run/$name"
-  local first=$code
+  gate "$base" "$run" "$first_said"
+  local first=$code subset=()
   case $first in
     0) note "- $name: nothing is worse than $base" ;;
-    1) note "- $name: **failed**: the gate could not judge it or a cell failed, see gate/run/$name.log" ;;
-    5) note "- $name: **inconclusive** against $base, see gate/run/$name.md" ;;
+    1) note "- $name: **failed**: the gate could not judge it or a cell failed, see ${first_said#"$out"/}.log" ;;
+    5) note "- $name: **inconclusive** against $base, see ${first_said#"$out"/}.md" ;;
     3 | 4)
       # Once is noise until it is seen twice, in another process, a while later.
       note "- $name: regression (code $first) against $base: run once more"
-      try "$out/log/confirm/$name.log" "$bin" sweep "$@" --out "$out/confirm/$name"
+      local command=("$@") row
+      if [[ $1 == bench ]]; then
+        # Of hundreds of kernels some are slow by chance, other ones each time: only the same rows confirm.
+        while IFS= read -r row; do
+          command+=(--row "$row")
+          subset=(--subset)
+        done < <(sed -n 's/^SLOWER: \(.* M=[0-9]*\) [a-z]*: time .*/\1/p' "$first_said.log")
+      fi
+      try "$log" "$bin" "${command[@]}" --out "$again"
       if ((code != 0)); then
         note "- $name: **failed** when it was run once more (code $code)"
         count 1
         return
       fi
-      gate "$base" "$out/confirm/$name" "$out/gate/confirm/$name"
+      gate "$base" "$again" "$second_said" "${subset[@]}"
       if ((code == 3 || code == 4)); then
         note "- $name: **regression confirmed** (code $code)"
         issue "$name" "$base" "$first" "$*"
@@ -151,11 +175,11 @@ issue() {
   {
     printf '## %s: %s\n\n' "$name" "$kind"
     printf 'Commit %s. Found twice (codes %s and %s), in two processes, against `%s`.\n\n' "${GITHUB_SHA:-$(git rev-parse HEAD 2> /dev/null || echo unknown)}" "$first" "$code" "$base"
-    printf 'To run it again: `highwater sweep %s --out run`, then `highwater gate %s run`.\n\n' "$args" "$base"
+    printf 'To run it again: `highwater %s --out run`, then `highwater gate %s run`.\n\n' "$args" "$base"
     printf '### First run\n\n'
-    said "$out/gate/run/$name"
+    said "$first_said"
     printf '\n### Second run\n\n'
-    said "$out/gate/confirm/$name"
+    said "$second_said"
     printf '\n'
   } >> "$out/issue.md"
 }
@@ -172,16 +196,20 @@ for line in "${sweeps[@]}"; do
     count 1
     continue
   fi
-  judge "$name" "${args[@]}" < /dev/null
+  places "$name"
+  judge "$name" sweep "${args[@]}" < /dev/null
 done
 
 if $bench; then
-  try "$out/log/bench.log" "$bin" bench --out "$out/bench"
+  # In folders of their own: a sweep may be called bench.
+  mkdir -p -- "$out/bench"
+  run=$out/bench/run again=$out/bench/confirm first_said=$out/bench/gate-run second_said=$out/bench/gate-confirm log=$out/bench/confirm.log
+  try "$out/bench/run.log" "$bin" bench "${bench_words[@]}" --out "$run" < /dev/null
   if ((code != 0)); then
-    note "- bench: **failed** with code $code, see log/bench.log"
+    note "- bench: **failed** with code $code, see bench/run.log"
     count 1
   else
-    note '- bench: written'
+    judge bench bench "${bench_words[@]}" < /dev/null
   fi
 fi
 

@@ -1,5 +1,6 @@
 //! `baseline`: the folder of the baselines that a run may be held to, `CARD/DRIVER-mMETHOD`: numbers of another card, driver
-//! or method say nothing about it. Says where, reads the run's rows alone, and writes nothing.
+//! or method say nothing about it. Kernels are timed in ways of their own, so theirs is `CARD/DRIVER-kMETHOD`. Says where,
+//! reads the run's rows alone, and writes nothing.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -10,6 +11,7 @@ use clap::Args;
 use highwater::error::Error;
 use serde::Deserialize;
 
+use crate::bench::read::{Timed, find, read};
 use crate::failure::Failure;
 use crate::out::print;
 
@@ -21,7 +23,7 @@ const MOST_LETTERS: usize = 64;
 /// `baseline`.
 #[derive(Debug, Args)]
 pub(crate) struct BaselineArgs {
-    /// A folder of `sweep --out`, or its sweep.jsonl
+    /// A folder of `sweep --out`, or its sweep.jsonl; or of `bench --out`, or its kernels.csv
     pub(crate) run: PathBuf,
     /// The folder all baselines are in
     #[arg(long = "in", value_name = "DIR", default_value = "results/baselines")]
@@ -38,10 +40,22 @@ struct Measured {
     driver: Option<String>,
     cpu: Option<String>,
     cores: Option<u64>,
+    /// Whether it is a kernel's row.
+    #[serde(skip)]
+    kernel: bool,
+}
+
+impl From<Timed> for Measured {
+    fn from(row: Timed) -> Measured {
+        let some = |text: String| Some(text).filter(|text| !text.is_empty());
+        let device = row.device_kind().to_owned();
+        let (driver, cpu) = (some(row.driver), some(row.cpu));
+        Measured { method: row.method, device, card: row.card, driver, cpu, cores: row.cores, kernel: true }
+    }
 }
 
 impl Measured {
-    /// `CARD/DRIVER-mMETHOD`. What runs on a processor has its name and number of cores for a driver, and a plan has none.
+    /// `CARD/DRIVER-mMETHOD`, of kernels `CARD/DRIVER-kMETHOD`. What runs on a processor has its name and number of cores for a driver, and a plan has none.
     fn folder(&self) -> Result<PathBuf> {
         let driver = match self.device.as_str() {
             "plan" => "plan".to_owned(),
@@ -52,7 +66,11 @@ impl Measured {
             "cuda" => part(self.driver.as_deref().context("a row measured on a card does not say its driver")?)?,
             other => bail!("a row's device is {other:?}; rows are of cuda, cpu, emulated or plan"),
         };
-        Ok(Path::new(&part(&self.card)?).join(format!("{driver}-m{}", self.method)))
+        Ok(Path::new(&part(&self.card)?).join(format!(
+            "{driver}-{}{}",
+            if self.kernel { 'k' } else { 'm' },
+            self.method
+        )))
     }
 }
 
@@ -113,6 +131,12 @@ fn rows(path: &Path) -> Result<Vec<Result<Measured>>> {
 
 /// `baseline`.
 pub(crate) fn baseline(args: &BaselineArgs) -> Result<(), Failure> {
+    if let Some(table) = find(&args.run)? {
+        let folder = folder_of(read(&table)?.into_iter().map(|row| Ok(row.into())))
+            .with_context(|| format!("cannot say what {} is held to", table.display()))?;
+        print(&format!("{}\n", args.dir.join(folder).display()))?;
+        return Ok(());
+    }
     let path = if args.run.is_dir() { args.run.join("sweep.jsonl") } else { args.run.clone() };
     let folder = folder_of(rows(&path)?.into_iter())
         .with_context(|| format!("cannot say what {} is held to", path.display()))?;
@@ -132,6 +156,7 @@ mod tests {
             driver: driver.map(str::to_owned),
             cpu: Some("AMD EPYC 7B13 64-Core  Processor (v2)".into()),
             cores: Some(16),
+            kernel: false,
         }
     }
 
@@ -141,6 +166,14 @@ mod tests {
         assert_eq!(text(row("cuda", Some("580.159.04"))), "rtx-4090/580.159.04-m3");
         assert_eq!(text(row("cpu", None)), "rtx-4090/amd-epyc-7b13-64-core-processor-v2-x16-m3");
         assert_eq!(text(row("plan", None)), "rtx-4090/plan-m3");
+        let kernel = Timed {
+            device: "cuda:1".into(),
+            card: "h200".into(),
+            driver: "580.1".into(),
+            method: 2,
+            ..Timed::default()
+        };
+        assert_eq!(text(kernel.into()), "h200/580.1-k2");
         assert!(row("cuda", None).folder().unwrap_err().to_string().contains("driver"));
         assert!(row("abacus", None).folder().is_err());
     }

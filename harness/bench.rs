@@ -3,20 +3,25 @@
 //! result against the CPU arm.
 //!
 //! `shapes` says what is timed, `work` and `mixers` how it is called and checked, on what `operands` makes; `rig` is where it
-//! runs, `cache` what a call finds in the L2, `time` takes the time, `ceiling` what it is held against; `row` is what is
-//! written.
+//! runs, `cache` what a call finds in the L2, `time` takes the time while `lookout` looks at the card, `ceiling` what it is held
+//! against and `limit` what cannot be; `row` is what is written, `file` where, and `read` reads it back.
 
 pub(crate) mod cache;
 mod ceiling;
+mod file;
+mod limit;
+mod lookout;
 mod mixers;
 mod operands;
+pub(crate) mod read;
 mod rig;
 mod row;
 mod shapes;
 mod time;
 mod work;
 
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::anyhow;
@@ -25,20 +30,24 @@ use highwater::device::{Device, DeviceSpec, cards};
 use highwater::error::{Error, Result, mib};
 use highwater::num::DType;
 use highwater::ops::Cost;
+use highwater::ops::cost::Unit;
 
 use self::cache::Cache;
 use self::ceiling::Ceilings;
+use self::file::File;
+use self::lookout::CardLookout;
 use self::operands::Maker;
 use self::rig::{Rig, context};
-use self::row::{File, Row};
+use self::row::Row;
 use self::shapes::{Scale, Shape};
-use self::time::Timing;
+use self::time::{SharedLookout, Timing};
 use self::work::{Checked, Work};
 use crate::cli::{BenchArgs, DeviceChoice, Peer};
 use crate::definitions;
 use crate::doctor;
 use crate::failure::Failure;
-use crate::nvml::Management;
+use crate::nvml::{CardSource, Management};
+use crate::orphan::refuse_orphan;
 use crate::out;
 use crate::progress::Progress;
 use crate::provenance::{CardFacts, Provenance};
@@ -50,8 +59,8 @@ const CARD_SLAB_BYTES: u64 = 24 << 30;
 const HOST_SLAB_BYTES: u64 = 8 << 30;
 /// A plan's slab, for costs.
 const PLAN_SLAB_BYTES: u64 = 1 << 46;
-/// Faster than the memory's own rate by more than this is a cache's doing.
-const ABOVE_MEMORY: f64 = 1.05;
+/// Where a card's rows go unless told.
+const RESULTS: &str = "results";
 /// Ceilings that are rows of their own, where there is a card.
 const CEILING: &str = "ceiling";
 const READ_MIB: [u64; 4] = [64, 256, 512, 4096];
@@ -64,20 +73,33 @@ cache: what a call finds of its operands in the L2. rotate: nothing, copies that
     nothing, three times the L2 is written before each call, outside of its time; each call is a sample between events of
     its own, about 2 us of which are gaps around the launch, and pushes out of the cache what was written. warm: all that
     it holds. Two of these are never compared, and a row's ceiling is measured under the row's own.
-GB/s, TFLOP/s: the least bytes and operations such a call can do, over its time.
+GB/s, TFLOP/s: the least bytes and operations such a call can do, over its time. FLOP/B: arithmetic intensity, those
+    operations by those bytes.
 % of ceiling: the time of reading as many bytes, or of the arithmetic at cuBLASLt's rate of 8192^3, whichever is longer,
-    over the kernel's; both measured in this process. checked: whether some rows agree with the CPU arm.
+    over the kernel's; both measured in this process. checked: whether some rows agree with the CPU arm; of the CPU arm
+    itself nothing is checked.
+dirty: what disturbed the card (heat, the power brake or a hardware slowdown held its clocks, another process was on it, or
+    its clock was more than 5 % below the row's median) where fewer than half of the row's samples were clean.
 ";
 
 /// What is said beside the file alone: of columns that the table does not have.
 const FILE_LEGEND: &str = "\
-method: version of the way kernels are timed. 1: groups of calls as above, as many as fit --cap.
-ecc, power_limit_w, clocks, power, temperature, throttled: of the card, right after the row was measured.
+low_us, high_us: 95 % bootstrap interval of the median. samples_us: the samples, a JSON list, which `gate` compares.
+dirty_samples: samples thrown away because the card was disturbed while they were taken, at most 16 of them at a time.
+method: version of the way kernels are timed. 2: the card is looked at while samples are taken, disturbed ones are thrown
+    away, and there are three looks at least. 1: groups of calls as above, as many as fit --cap.
+ecc, power_limit_w: of the card. clocks, power, temperature, throttled, foreign_processes: of the card while the row was
+    measured, every 50 ms: medians of clocks and power, the lowest clock, the highest temperature, all that held clocks down,
+    the most other processes.
+Rows that were measured later stand in the place of the same rows (kernel, model, part, scheme, m, cache); each says which run
+    it is of.
 ";
 
 /// Where kernels are timed, and where they are checked.
 struct Bench {
     rig: Rig,
+    /// Looks at the card that the rig runs on.
+    lookout: Option<Arc<Mutex<CardLookout>>>,
     cpu: Arc<Device>,
     plan: Arc<Device>,
 }
@@ -118,7 +140,8 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
         return Ok(out::print(&labels.concat())?);
     }
     let name = bench.rig.device.spec().name;
-    let file = args.out.as_deref().map(|dir| File::create(dir, name, &definitions())).transpose()?;
+    let dir = args.out.clone().or_else(|| bench.rig.on_card().then(|| PathBuf::from(RESULTS)));
+    let file = dir.map(|dir| File::open(&dir, name, &definitions())).transpose()?;
     let (provenance, management) = (Provenance::gather(), Management::open().ok());
     let facts = bench.rig.card.as_ref().map(|card| CardFacts::gather(card.ordinal)).unwrap_or_default();
     let driver = doctor::driver_version(management.as_ref());
@@ -127,6 +150,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
     let mut rows: Vec<Row> = Vec::new();
     let mut failed = Vec::new();
     for item in &items {
+        refuse_orphan()?;
         progress.doing(&item.label());
         let mut row = bench.row(item);
         row.driver.clone_from(&driver);
@@ -141,8 +165,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
                 }
             }
         }
-        let moment = bench.rig.card.as_ref().zip(management.as_ref()).and_then(|(card, nvml)| nvml.moment(&card.uuid));
-        row.stamp(&provenance, &facts, moment);
+        row.stamp(&provenance, &facts);
         rows.push(row);
         if let Some(file) = &file {
             file.write(&rows)?;
@@ -179,7 +202,14 @@ fn chosen(args: &BenchArgs, items: Vec<Item>) -> Result<Vec<Item>> {
         let label = item.label();
         args.filter.iter().all(|word| label.contains(word.as_str()))
     };
-    let some: Vec<Item> = items.into_iter().filter(|item| named(item) && filtered(item)).collect();
+    // A ceiling has no M in its label, and one in its row.
+    let is = |item: &Item, label: &String| item.label() == *label || format!("{} M=1", item.label()) == *label;
+    if let Some(unknown) = args.rows.iter().find(|label| !items.iter().any(|item| is(item, label))) {
+        let what = format!("there is no row {unknown:?}; --list prints the labels");
+        return Err(Error::Request { param: "--row", what });
+    }
+    let listed = |item: &Item| args.rows.is_empty() || args.rows.iter().any(|label| is(item, label));
+    let some: Vec<Item> = items.into_iter().filter(|item| named(item) && filtered(item) && listed(item)).collect();
     if some.is_empty() {
         let what = format!("no row has {} in its label; --list prints the labels", args.filter.join(" and "));
         return Err(Error::Request { param: "--filter", what });
@@ -211,8 +241,12 @@ impl Bench {
             None if args.device == DeviceChoice::Emulated => Device::emulated(spec.clone(), HOST_SLAB_BYTES)?,
             None => Device::cpu(spec.clone(), HOST_SLAB_BYTES)?,
         };
+        let source = card.as_ref().filter(|_| !args.list).and_then(|card| CardSource::open(card.ordinal));
+        let lookout = source.map(|source| Arc::new(Mutex::new(CardLookout::new(Box::new(source)))));
+        let shared = lookout.clone().map(|lookout| lookout as SharedLookout);
         Ok(Bench {
-            rig: Rig { device, card, cache, cap: Duration::from_secs_f32(args.cap) },
+            rig: Rig { device, card, cache, cap: Duration::from_secs_f32(args.cap), lookout: shared },
+            lookout,
             cpu: Device::cpu(spec.clone(), HOST_SLAB_BYTES)?,
             plan: Device::plan(spec, PLAN_SLAB_BYTES),
         })
@@ -234,22 +268,29 @@ impl Bench {
 
     fn measure(&self, item: &Item, peer: Option<Peer>, ceilings: &mut Ceilings, row: &mut Row) -> Result<()> {
         let done = |row: &mut Row, timing: &Timing, bytes: u64, flops: u64| {
-            (row.bytes, row.flops) = (Some(bytes), Some(flops));
+            row.set_cost(bytes, flops);
             row.rotation_of_l2 = self.rig.rotation_of_l2(bytes);
             (row.calls, row.via) = (Some(timing.calls as u64), timing.via);
-            row.set_times(&timing.seconds);
+            row.set_times(&timing.samples);
+            if let Some(lookout) = &self.lookout {
+                let lookout = lookout.lock().unwrap_or_else(PoisonError::into_inner);
+                row.set_conditions(lookout.conditions(), &timing.samples);
+            }
         };
+        let mut unit = Unit::F32;
         match item {
             Item::Read(bytes) => done(row, &ceiling::read(&self.rig, *bytes)?, *bytes, 0),
             Item::Copy(bytes) => done(row, &ceiling::copy(&self.rig, *bytes)?, 2 * *bytes, 0),
             Item::Product(operands) => {
                 let n = ceiling::PRODUCT;
                 let bytes = 2 * n * n * operands.bytes() + n * n * DType::Bf16.bytes();
+                unit = if *operands == DType::U8 { Unit::Fp8 } else { Unit::Bf16 };
                 done(row, &ceiling::largest_product(&self.rig, *operands)?, bytes, 2 * n * n * n);
             }
             Item::Kernel(shape) => {
                 let cost = work::cost(&self.plan, shape)?;
                 let bytes = cost.bytes();
+                unit = cost.unit;
                 let (timing, checked) = self.run(shape, &cost)?;
                 done(row, &timing, bytes, cost.flops);
                 if let Some(checked) = checked {
@@ -270,17 +311,15 @@ impl Bench {
         }
         let rates = &self.rig.device.spec().rates;
         if let (Some(card), Some(us), Some(bytes)) = (&self.rig.card, row.median_us, row.bytes) {
-            let moved = self.rig.cache.through_memory(card.l2_bytes, bytes) as f64;
-            if moved / us * 1e6 > ABOVE_MEMORY * rates.dram {
+            if limit::is_above_memory(self.rig.cache.through_memory(card.l2_bytes, bytes), us, rates) {
                 row.note = Some("faster than the memory: its operands are in a cache".into());
                 row.checked = Some(false);
             }
-        }
-        // The fastest unit a card has: what is above it was not computed.
-        let operations = row.tflop_s.unwrap_or(0.0) * 1e12;
-        if self.rig.on_card() && operations > ABOVE_MEMORY * rates.fp8.max(rates.bf16) {
-            row.note = Some("faster than the card's arithmetic: it was not all computed".into());
-            row.checked = Some(false);
+            let operations = row.tflop_s.unwrap_or(0.0) * 1e12;
+            if limit::is_above_arithmetic(operations, unit, rates, row.sm_clock_mhz, card.clock_khz) {
+                row.note = Some("faster than the card's arithmetic: it was not all computed".into());
+                row.checked = Some(false);
+            }
         }
         Ok(())
     }
@@ -386,8 +425,8 @@ mod tests {
             pci: String::new(),
         });
         let plan = Device::plan(spec, PLAN_SLAB_BYTES);
-        let rig = Rig { device: Arc::clone(&plan), card, cache, cap: Duration::ZERO };
-        Bench { rig, cpu: Arc::clone(&plan), plan }
+        let rig = Rig { device: Arc::clone(&plan), card, cache, cap: Duration::ZERO, lookout: None };
+        Bench { rig, lookout: None, cpu: Arc::clone(&plan), plan }
     }
 
     #[test]

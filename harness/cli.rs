@@ -304,13 +304,16 @@ pub(crate) struct BenchArgs {
     /// Only rows with this in their label; may be repeated
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Vec<String>,
+    /// Only the row of this label, as --list prints it; may be repeated
+    #[arg(long = "row", value_name = "LABEL")]
+    pub(crate) rows: Vec<String>,
     /// What a call finds in the L2 cache [default: rotate on a card, warm elsewhere]
     #[arg(long, value_enum)]
     pub(crate) cache: Option<Cache>,
     /// Seconds for one row at most
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = flat(seconds))]
     pub(crate) cap: f32,
-    /// Write DIR/CARD/kernels.csv
+    /// Write DIR/CARD/kernels.csv, in which other rows stay [default: results on a card, nothing elsewhere]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Print the rows' labels and time nothing

@@ -2,14 +2,16 @@
 //!
 //! `runs` reads, `key` matches and says what may be compared, `compare` judges cell by cell with `memory` (`outside` is what
 //! lies beside the slab), `clocks` and `edges`; `notes` says what there is to know of whole runs, `next` is what to run where
-//! nothing is concluded, `report` how it all reads and the exit code. `criterion` reads criterion's files; `self_test` measures
-//! how often the verdicts are wrong on this machine, and `rates` how well that is known.
+//! nothing is concluded, `report` how it all reads and the exit code. `kernels` judges the tables that `bench` writes;
+//! `criterion` reads criterion's files; `self_test` measures how often the verdicts are wrong on this machine, and `rates` how
+//! well that is known.
 
 pub(crate) mod cli;
 mod clocks;
 pub(crate) mod compare;
 pub(crate) mod criterion;
 mod edges;
+pub(crate) mod kernels;
 pub(crate) mod key;
 pub(crate) mod memory;
 mod next;
@@ -37,11 +39,16 @@ pub(crate) fn gate(args: &GateArgs) -> Result<(), Failure> {
         (_, _, _, Some(comparisons)) => return self_test::self_test(args, comparisons),
         (_, _, Some(folder), _) => criterion::gate(folder, saved, judge.threshold, judge.strict, args.subset)?,
         (Some(baseline), Some(candidate), ..) => {
-            let (baseline, mut candidate) = (Run::read(baseline)?.into_baseline()?, Run::read(candidate)?);
-            if baseline.is_the_file_of(&candidate) {
-                candidate.notes.push("baseline and candidate are one run: it is held to itself".into());
+            let terms = Terms::of(judge, args.subset);
+            if let Some(files) = kernels::files(baseline, candidate)? {
+                kernels::gate(&files, [baseline, candidate], terms)?
+            } else {
+                let (baseline, mut candidate) = (Run::read(baseline)?.into_baseline()?, Run::read(candidate)?);
+                if baseline.is_the_file_of(&candidate) {
+                    candidate.notes.push("baseline and candidate are one run: it is held to itself".into());
+                }
+                compare::compare(&baseline, &candidate, terms)?
             }
-            compare::compare(&baseline, &candidate, Terms::of(judge, args.subset))?
         }
         _ => return Err(Failure::request("gate", &anyhow::anyhow!("it takes a baseline and a candidate"))),
     };

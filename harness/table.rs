@@ -10,7 +10,7 @@ use crate::status::Status;
 use crate::verdict::LEAST_SAMPLES;
 
 /// What a null prints as.
-const NULL: &str = "-";
+pub(crate) const NULL: &str = "-";
 
 /// Where a column's text stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -66,7 +66,7 @@ fn rig() -> Option<&'static Rig> {
         let spec = cards::of(&card).expect("a card that kernels are written for");
         let slab = SLAB_BYTES.min(spec.slab_bytes(None));
         let device = Device::cuda(spec, card.ordinal, slab).expect("a card");
-        Some(Rig { device, card: Some(card), cache: Cache::Rotate, cap: MEASURED })
+        Some(Rig { device, card: Some(card), cache: Cache::Rotate, cap: MEASURED, lookout: None })
     })
     .as_ref()
 }

@@ -3,60 +3,19 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
-use serde::Deserialize;
+use anyhow::{Context, Result, ensure};
 
 use super::{AbArgs, paired};
+use crate::bench::read::{Timed, find, read};
 use crate::failure::Failure;
-use crate::gate::criterion::FLOOR_NS;
 use crate::gate::key::Difference;
 use crate::gate::report::{Kind, Report};
-use crate::verdict::{Rule, STEP_FLOOR_MS};
-
-/// A row of kernels.csv, as far as it is read.
-#[derive(Debug, Deserialize)]
-struct Row {
-    kernel: String,
-    model: String,
-    part: String,
-    scheme: String,
-    m: u64,
-    cache: String,
-    median_us: Option<f64>,
-    calls: Option<u64>,
-    checked: Option<bool>,
-    #[serde(default)]
-    rustc: String,
-    #[serde(default)]
-    cargo_flags: String,
-    #[serde(default)]
-    nvrtc: String,
-    #[serde(default)]
-    nvrtc_options: String,
-}
-
-impl Row {
-    /// The compilers behind it and what they were given; empty where an earlier build wrote it.
-    fn tools(&self) -> [(&'static str, &str); 4] {
-        let Row { rustc, cargo_flags, nvrtc, nvrtc_options, .. } = self;
-        [("rustc", rustc), ("cargo flags", cargo_flags), ("NVRTC", nvrtc), ("NVRTC options", nvrtc_options)]
-    }
-
-    fn name(&self) -> String {
-        let Row { kernel, model, part, scheme, m, cache, .. } = self;
-        let words = [kernel.as_str(), model, part, scheme].into_iter().filter(|word| !word.is_empty());
-        format!("{} M={m} {cache}", words.collect::<Vec<_>>().join(" "))
-    }
-
-    /// us below which a difference is none: a call by itself is a launch, and one of a group the mean of many.
-    fn floor(&self) -> f64 {
-        if self.calls.is_some_and(|calls| calls > 1) { FLOOR_NS / 1e3 } else { STEP_FLOOR_MS * 1e3 }
-    }
-}
+use crate::verdict::Rule;
 
 /// Judges the kernels that every process of both sides timed.
 pub(super) fn report(folders: &[Vec<PathBuf>; 2], args: &AbArgs, next: &str) -> Result<Report, Failure> {
-    let read_all = |folders: &[PathBuf]| folders.iter().map(|folder| read(folder)).collect::<Result<Vec<Vec<Row>>>>();
+    let read_all =
+        |folders: &[PathBuf]| folders.iter().map(|folder| read_one(folder)).collect::<Result<Vec<Vec<Timed>>>>();
     let (bases, candidates) = (read_all(&folders[0])?, read_all(&folders[1])?);
     one_cache(&bases, &candidates)?;
     let mut report = Report::new(String::new(), String::new(), args.judge.threshold, args.judge.strict);
@@ -68,7 +27,7 @@ pub(super) fn report(folders: &[Vec<PathBuf>; 2], args: &AbArgs, next: &str) -> 
     }
     for row in &bases[0] {
         let name = row.name();
-        let times = |runs: &[Vec<Row>]| -> Option<Vec<f64>> {
+        let times = |runs: &[Vec<Timed>]| -> Option<Vec<f64>> {
             runs.iter().map(|rows| rows.iter().find(|other| other.name() == name)?.median_us).collect()
         };
         let wrong = bases.iter().chain(&candidates).flatten().any(|r| r.name() == name && r.checked == Some(false));
@@ -96,8 +55,8 @@ pub(super) fn report(folders: &[Vec<PathBuf>; 2], args: &AbArgs, next: &str) -> 
 }
 
 /// Refuses kernels that were not all timed with the same in the cache: they differ for that, whatever the builds.
-fn one_cache(bases: &[Vec<Row>], candidates: &[Vec<Row>]) -> Result<()> {
-    let of = |runs: &[Vec<Row>]| runs.iter().flatten().map(|row| row.cache.clone()).collect::<BTreeSet<_>>();
+fn one_cache(bases: &[Vec<Timed>], candidates: &[Vec<Timed>]) -> Result<()> {
+    let of = |runs: &[Vec<Timed>]| runs.iter().flatten().map(|row| row.cache.clone()).collect::<BTreeSet<_>>();
     let [base, candidate] = [of(bases), of(candidates)];
     let all: BTreeSet<&String> = base.union(&candidate).collect();
     let named = |caches: &BTreeSet<String>| caches.iter().cloned().collect::<Vec<_>>().join(" and ");
@@ -111,20 +70,8 @@ fn one_cache(bases: &[Vec<Row>], candidates: &[Vec<Row>]) -> Result<()> {
     Ok(())
 }
 
-/// The rows of the one kernels.csv under `folder`: it lies in a folder of the card's name.
-fn read(folder: &Path) -> Result<Vec<Row>> {
-    let at = || format!("{} holds no kernels.csv", folder.display());
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(folder).with_context(at)? {
-        let file = entry.with_context(at)?.path().join("kernels.csv");
-        files.extend(file.is_file().then_some(file));
-    }
-    let [file] = &files[..] else { bail!("{} holds {} files kernels.csv, and not one", folder.display(), files.len()) };
-    let mut reader = csv::Reader::from_path(file).with_context(|| format!("cannot open {}", file.display()))?;
-    let mut rows = Vec::new();
-    for row in reader.deserialize() {
-        rows.push(row.with_context(|| format!("{} row {}", file.display(), rows.len() + 1))?);
-    }
-    ensure!(!rows.is_empty(), "{} holds no rows", file.display());
-    Ok(rows)
+/// The rows of the one table under `folder`: it lies in a folder of the card's name.
+fn read_one(folder: &Path) -> Result<Vec<Timed>> {
+    let file = find(folder)?.with_context(|| format!("{} holds no kernels.csv", folder.display()))?;
+    read(&file)
 }

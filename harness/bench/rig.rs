@@ -11,7 +11,7 @@ use highwater::mem::Layer;
 use highwater::ops::{Cx, Meter, Numerics};
 
 use super::cache::Cache;
-use super::time::Watch;
+use super::time::{SharedLookout, Watch};
 
 /// A device, and how kernels are timed on it.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub(super) struct Rig {
     pub(super) cache: Cache,
     /// Time for one row.
     pub(super) cap: Duration,
+    /// Who looks at the card meanwhile, if anybody.
+    pub(super) lookout: Option<SharedLookout>,
 }
 
 impl Rig {
@@ -52,9 +54,9 @@ impl Rig {
     }
 
     /// What takes the time of calls under `cx`.
-    pub(super) fn watch<'a>(&self, cx: &'a Cx<'a>) -> Watch<'a> {
+    pub(super) fn watch<'a>(&'a self, cx: &'a Cx<'a>) -> Watch<'a> {
         let flushed = self.card.as_ref().and_then(|card| self.cache.flushed(card.l2_bytes));
-        Watch { cx, cap: self.cap, flushed }
+        Watch { cx, cap: self.cap, flushed, lookout: self.lookout.as_ref() }
     }
 }
 

@@ -1,17 +1,20 @@
 //! One row: a kernel on a shape, its times, what they are held against, and where they come from.
 
-use std::path::{Path, PathBuf};
+use serde::{Serialize, Serializer};
 
-use anyhow::{Context, Result};
-use serde::Serialize;
-
-use crate::nvml::Moment;
+use super::time::Samples;
+use crate::hygiene::Conditions;
+use crate::measure::LEVEL;
 use crate::provenance::{CardFacts, Provenance};
-use crate::stats::Summary;
-use crate::table::{Align, Table, number, or_null};
+use crate::stats::{Interval, Summary};
+use crate::table::{Align, NULL, Table, number, or_null};
 
 /// Version of the way kernels are timed.
-const METHOD: u32 = 1;
+pub(super) const METHOD: u32 = 2;
+/// The device whose results the others are checked against.
+const REFERENCE: &str = "cpu";
+/// The seed of every interval: the same samples give the same one.
+const SEED: u64 = 1;
 
 /// A row. Fields without a value are empty in the CSV.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -30,12 +33,20 @@ pub(super) struct Row {
     pub(super) q1_us: Option<f64>,
     pub(super) q3_us: Option<f64>,
     pub(super) min_us: Option<f64>,
+    /// The 95 % bootstrap interval of the median.
+    pub(super) low_us: Option<f64>,
+    pub(super) high_us: Option<f64>,
     pub(super) samples: Option<u64>,
+    /// Samples thrown away because the card was disturbed, and what disturbed those that stand, where clean ones were too few.
+    pub(super) dirty_samples: Option<u64>,
+    pub(super) dirty: Option<String>,
     /// Calls of one sample, and how they were launched.
     pub(super) calls: Option<u64>,
     pub(super) via: &'static str,
     pub(super) bytes: Option<u64>,
     pub(super) flops: Option<u64>,
+    /// Operations by the fewest bytes.
+    pub(super) flop_per_byte: Option<f64>,
     pub(super) gb_s: Option<f64>,
     pub(super) tflop_s: Option<f64>,
     /// The ceiling of such a call measured in the same process, what sets it, and the share of it reached.
@@ -52,18 +63,23 @@ pub(super) struct Row {
     pub(super) card: String,
     pub(super) arch: String,
     pub(super) device: String,
+    pub(super) gpu: Option<String>,
     pub(super) uuid: Option<String>,
     pub(super) pci: Option<String>,
     pub(super) driver: Option<String>,
     pub(super) cuda: Option<String>,
     pub(super) ecc: Option<bool>,
     pub(super) power_limit_w: Option<f64>,
-    pub(super) sm_clock_mhz: Option<u32>,
-    pub(super) memory_clock_mhz: Option<u32>,
+    /// The card while the row was measured.
+    pub(super) sm_clock_mhz: Option<f64>,
+    pub(super) sm_clock_least_mhz: Option<f64>,
+    pub(super) memory_clock_mhz: Option<f64>,
     pub(super) power_w: Option<f64>,
-    pub(super) temperature_c: Option<u32>,
-    /// What held the clocks, joined by `+`.
+    pub(super) temperature_c: Option<f64>,
     pub(super) throttled: Option<String>,
+    pub(super) foreign_processes: Option<u64>,
+    pub(super) cpu: Option<String>,
+    pub(super) cores: Option<u64>,
     pub(super) time: String,
     pub(super) run: String,
     pub(super) version: String,
@@ -79,12 +95,33 @@ pub(super) struct Row {
     /// [`METHOD`] of the writer.
     pub(super) method: u32,
     pub(super) argv: String,
+    /// The samples, a JSON list.
+    #[serde(serialize_with = "as_json")]
+    pub(super) samples_us: Vec<f64>,
+}
+
+/// A field that is itself a list, to a ten-thousandth of a microsecond; empty where there is none.
+fn as_json<S: Serializer>(samples: &[f64], to: S) -> Result<S::Ok, S::Error> {
+    if samples.is_empty() {
+        return to.serialize_str("");
+    }
+    let rounded: Vec<f64> = samples.iter().map(|us| (us * 1e4).round() / 1e4).collect();
+    to.serialize_str(&serde_json::to_string(&rounded).map_err(serde::ser::Error::custom)?)
 }
 
 impl Row {
-    /// Writes the times of one call, in seconds.
-    pub(super) fn set_times(&mut self, seconds: &[f64]) {
-        let Some(summary) = Summary::of(seconds) else { return };
+    /// Writes the bytes and operations of one call.
+    pub(super) fn set_cost(&mut self, bytes: u64, flops: u64) {
+        (self.bytes, self.flops) = (Some(bytes), Some(flops));
+        self.flop_per_byte = (bytes > 0).then(|| flops as f64 / bytes as f64);
+    }
+
+    /// Writes the times of one call.
+    pub(super) fn set_times(&mut self, samples: &Samples) {
+        let Some(summary) = Summary::of(&samples.seconds) else { return };
+        self.samples_us = samples.seconds.iter().map(|seconds| seconds * 1e6).collect();
+        let interval = Interval::of_median(&self.samples_us, LEVEL, SEED);
+        (self.low_us, self.high_us) = interval.map(|interval| (interval.low, interval.high)).unzip();
         let us = |seconds: f64| Some(seconds * 1e6);
         self.median_us = us(summary.median);
         self.q1_us = us(summary.q1);
@@ -102,8 +139,20 @@ impl Row {
         self.percent_of_ceiling = self.median_us.map(|median| 100.0 * seconds * 1e6 / median);
     }
 
+    /// Writes how the card was, and what of the samples that cost.
+    pub(super) fn set_conditions(&mut self, conditions: Conditions, samples: &Samples) {
+        (self.dirty_samples, self.dirty) = (Some(samples.thrown), samples.dirty.clone());
+        self.sm_clock_mhz = conditions.sm_clock_mhz;
+        self.sm_clock_least_mhz = conditions.sm_clock_least_mhz;
+        self.memory_clock_mhz = conditions.memory_clock_mhz;
+        self.power_w = conditions.power_w;
+        self.temperature_c = conditions.temperature_c;
+        self.throttled = conditions.throttled;
+        self.foreign_processes = conditions.foreign_processes;
+    }
+
     /// Writes where the row comes from.
-    pub(super) fn stamp(&mut self, provenance: &Provenance, facts: &CardFacts, moment: Option<Moment>) {
+    pub(super) fn stamp(&mut self, provenance: &Provenance, facts: &CardFacts) {
         self.method = METHOD;
         self.run.clone_from(&provenance.run);
         self.version.clone_from(&provenance.version);
@@ -122,16 +171,13 @@ impl Row {
         self.power_limit_w = facts.power_limit_w;
         self.nvrtc.clone_from(&facts.nvrtc);
         self.nvrtc_options.clone_from(&facts.nvrtc_options);
-        let Some(moment) = moment else { return };
-        self.sm_clock_mhz = moment.sm_clock_mhz;
-        self.memory_clock_mhz = moment.memory_clock_mhz;
-        self.power_w = moment.power_w;
-        self.temperature_c = moment.temperature_c;
-        self.throttled = moment.throttled.map(|reasons| reasons.join("+"));
+        self.gpu.clone_from(&facts.gpu);
+        self.cpu.clone_from(&provenance.cpu);
+        self.cores = provenance.cores;
     }
 }
 
-/// The table for people. A row that was not checked says `no`.
+/// The table for people. A row that was not checked says `no`, unless it is of the reference arm, which checks the others.
 pub(super) fn table(rows: &[Row]) -> Table {
     use Align::{Left, Right};
     let mut table = Table::new(&[
@@ -145,11 +191,13 @@ pub(super) fn table(rows: &[Row]) -> Table {
         ("n", Right),
         ("GB/s", Right),
         ("TFLOP/s", Right),
+        ("FLOP/B", Right),
         ("% of ceiling", Right),
         ("bound by", Left),
         ("peer us", Right),
         ("peer / ours", Right),
         ("checked", Left),
+        ("dirty", Left),
         ("note", Left),
     ]);
     for row in rows {
@@ -166,6 +214,7 @@ pub(super) fn table(rows: &[Row]) -> Table {
             or_null(row.samples, |n| n.to_string()),
             or_null(row.gb_s, number),
             or_null(row.tflop_s, number),
+            or_null(row.flop_per_byte.filter(|intensity| *intensity > 0.0), number),
             or_null(row.percent_of_ceiling, |percent| format!("{percent:.0}")),
             or_null(row.bound_by, str::to_owned),
             or_null(row.peer_median_us, number),
@@ -173,45 +222,14 @@ pub(super) fn table(rows: &[Row]) -> Table {
             match row.checked {
                 Some(true) => "yes".into(),
                 Some(false) => format!("WRONG by {}", or_null(row.check_error, number)),
+                None if row.device == REFERENCE => NULL.into(),
                 None => "no".into(),
             },
+            or_null(row.dirty.clone(), |dirty| dirty),
             or_null(row.note.clone(), |note| note),
         ]);
     }
     table.without_empty_columns()
-}
-
-/// The CSV of a run, written anew after each row: what was measured is there, whatever happens next.
-#[derive(Debug)]
-pub(super) struct File {
-    path: PathBuf,
-}
-
-impl File {
-    /// `DIR/CARD/kernels.csv`, and beside it what its columns mean, made now, so that a folder that cannot be written fails
-    /// before anything is measured.
-    pub(super) fn create(dir: &Path, card: &str, definitions: &str) -> Result<File> {
-        let folder = dir.join(card);
-        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let path = folder.join("kernels.DEFINITIONS.txt");
-        std::fs::write(&path, definitions).with_context(|| format!("cannot write {}", path.display()))?;
-        let file = File { path: folder.join("kernels.csv") };
-        file.write(&[])?;
-        Ok(file)
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(super) fn write(&self, rows: &[Row]) -> Result<()> {
-        let mut writer = csv::Writer::from_writer(Vec::new());
-        rows.iter().try_for_each(|row| writer.serialize(row))?;
-        let text = writer.into_inner().map_err(|e| anyhow::anyhow!("{e}"))?;
-        let beside = self.path.with_extension("csv.partial");
-        std::fs::write(&beside, text).with_context(|| format!("cannot write {}", beside.display()))?;
-        std::fs::rename(&beside, &self.path).with_context(|| format!("cannot write {}", self.path.display()))
-    }
 }
 
 #[cfg(test)]
@@ -225,11 +243,10 @@ mod tests {
             part: "gate_up".into(),
             scheme: "fp8-channel".into(),
             m: 1,
-            bytes: Some(178_000_000),
-            flops: Some(356_515_840),
             ..Row::default()
         };
-        row.set_times(&[50e-6, 52e-6, 51e-6, 49e-6, 60e-6]);
+        row.set_cost(178_000_000, 356_515_840);
+        row.set_times(&Samples { seconds: vec![50e-6, 52e-6, 51e-6, 49e-6, 60e-6], ..Samples::default() });
         row
     }
 
@@ -246,22 +263,34 @@ mod tests {
         assert!(text.contains("fp8-channel  1  51.00") && text.contains("2.00") && text.contains("memory"), "{text}");
         let wrong = Row { checked: Some(false), check_error: Some(1.0), ..row.clone() };
         assert!(table(&[wrong]).text().contains("WRONG by 1.000"));
-        assert!(table(&[Row { checked: None, ..row }]).text().contains("no"));
+        let lines = |device: &str| {
+            let text = table(&[Row { checked: None, device: device.into(), ..row.clone() }, row.clone()]).text();
+            text.lines().nth(1).unwrap_or_default().trim_end().to_owned()
+        };
+        assert!(lines("cuda:0").ends_with("no") && lines(REFERENCE).ends_with('-'), "{}", lines(REFERENCE));
     }
 
     #[test]
-    fn the_file_is_there_from_the_start_and_holds_every_row() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = File::create(dir.path(), "h200", "us: a time\n").unwrap();
-        assert!(file.path().ends_with("h200/kernels.csv") && file.path().is_file());
-        assert_eq!(std::fs::read_to_string(dir.path().join("h200/kernels.DEFINITIONS.txt")).unwrap(), "us: a time\n");
-        file.write(&[row(), Row { note: Some("a, \"b\"".into()), ..row() }]).unwrap();
-        let mut reader = csv::Reader::from_path(file.path()).unwrap();
-        let column = reader.headers().unwrap().iter().position(|name| name == "note").unwrap();
-        let records: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
-        assert_eq!((records.len(), &records[0][column], &records[1][column]), (2, "", "a, \"b\""));
-        std::fs::write(dir.path().join("plain"), "").unwrap();
-        assert!(File::create(&dir.path().join("plain"), "h200", "").is_err());
+    fn samples_are_kept_with_their_interval_and_the_arithmetic_has_its_intensity() {
+        let row = row();
+        assert_eq!(row.samples_us.len(), 5);
+        assert!(row.low_us.unwrap() < 51.0 && row.high_us.unwrap() > 51.0, "{row:?}");
+        assert!((row.flop_per_byte.unwrap() - 356_515_840.0 / 178_000_000.0).abs() < 1e-12);
+        let mut writer = csv::Writer::from_writer(Vec::new());
+        writer.serialize(&Row { samples_us: vec![1.25, 0.333_333_3], ..row }).unwrap();
+        let text = String::from_utf8(writer.into_inner().unwrap()).unwrap();
+        assert!(text.ends_with(",\"[1.25,0.3333]\"\n"), "{text}");
+    }
+
+    #[test]
+    fn a_disturbed_card_is_a_column() {
+        let mut row = row();
+        let conditions =
+            Conditions { sm_clock_mhz: Some(1725.0), throttled: Some("heat".into()), ..Conditions::default() };
+        let samples = Samples { thrown: 16, dirty: Some("heat".into()), ..Samples::default() };
+        row.set_conditions(conditions, &samples);
+        assert_eq!((row.dirty_samples, row.sm_clock_mhz), (Some(16), Some(1725.0)));
+        assert!(table(&[row]).text().contains("heat"));
     }
 
     #[test]
@@ -277,7 +306,7 @@ mod tests {
             ..CardFacts::default()
         };
         let (provenance, mut row) = (Provenance::gather(), row());
-        row.stamp(&provenance, &facts, None);
+        row.stamp(&provenance, &facts);
         assert_eq!((row.rustc, row.cargo_flags, row.method), (provenance.rustc, provenance.cargo_flags, METHOD));
         assert_eq!((row.cuda, row.uuid, row.pci), (facts.cuda, facts.uuid, facts.pci));
         assert_eq!((row.ecc, row.power_limit_w), (Some(true), Some(700.0)));

@@ -46,7 +46,7 @@ pub(crate) struct JudgeArgs {
 /// `gate`.
 #[derive(Debug, Args)]
 pub(crate) struct GateArgs {
-    /// The run to hold to: a folder of `sweep --out`, or its sweep.jsonl or sweep.csv
+    /// The run to hold to: a folder of `sweep --out`, or its sweep.jsonl or sweep.csv; or of `bench --out`, or its kernels.csv
     #[arg(required_unless_present_any = ["criterion", "self_test"], conflicts_with_all = ["criterion", "self_test"])]
     pub(crate) baseline: Option<PathBuf>,
     /// The run to judge

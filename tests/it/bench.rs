@@ -60,10 +60,77 @@ fn the_cpu_arm_is_timed_and_its_rows_say_where_they_come_from() {
     for column in ["nvrtc", "nvrtc_options", "uuid", "pci", "ecc", "power_limit_w", "cuda"] {
         assert!(rows.column(column).iter().all(|value| value.is_empty()), "{column}");
     }
+    for column in ["samples_us", "low_us", "high_us", "flop_per_byte", "cpu", "cores"] {
+        assert!(rows.column(column).iter().all(|value| !value.is_empty()), "{column}");
+    }
+    assert!(rows.column("samples_us").iter().zip(rows.column("samples")).all(|(list, count)| {
+        let list: Vec<f64> = serde_json::from_str(list).unwrap();
+        list.len().to_string() == count && list.iter().all(|us| *us > 0.0)
+    }));
+    assert!(!text.contains("  checked"), "the reference is checked by nothing: {text}");
     let definitions = std::fs::read_to_string(dir.path().join("host/kernels.DEFINITIONS.txt")).unwrap();
     for term in ["GB/s, TFLOP/s: ", "\nmethod: ", "\nbuild: "] {
         assert!(definitions.contains(term), "{term} is missing in {definitions}");
     }
+}
+
+#[test]
+fn a_part_of_a_table_is_measured_again_and_the_rest_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().display().to_string();
+    let run = |args: &[&str]| bench(&[args, &["--device", "cpu", "--cap", "0", "--out", &out]].concat());
+    let read = || Rows::of(&dir.path().join("host/kernels.csv"));
+    assert_eq!(run(&["norm"]).0, Some(0));
+    let before = read();
+    let (code, text, err) = run(&["norm", "--row", "norm tiny gated M=8"]);
+    assert!(code == Some(0) && text.lines().filter(|line| line.starts_with("norm ")).count() == 1, "{text}{err}");
+    let after = read();
+    assert_eq!(after.records.len(), before.records.len());
+    let again = before.column("run").iter().zip(after.column("run")).filter(|(old, new)| **old != *new).count();
+    assert_eq!(again, 1, "each row says which run it is of");
+    assert_eq!(run(&["silu_mul"]).0, Some(0));
+    assert!(read().records.len() > before.records.len());
+    let (code, _, err) = run(&["norm", "--row", "norm M=9"]);
+    assert!(code == Some(2) && err.contains("there is no row"), "{err}");
+    std::fs::write(dir.path().join("host/kernels.csv"), "not,a table\n1,2\n").unwrap();
+    let (code, text, err) = run(&["norm"]);
+    assert!(code == Some(1) && text.is_empty() && err.contains("move it away"), "{text}{err}");
+}
+
+#[test]
+fn a_bench_is_held_to_an_earlier_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("run").display().to_string();
+    let (code, _, err) = bench(&["norm", "--device", "cpu", "--filter", "M=1", "--cap", "0.05", "--out", &out]);
+    assert_eq!(code, Some(0), "{err}");
+    let gate = |candidate: &Path, flags: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_highwater"));
+        let output = command.args(["gate", &out]).arg(candidate).args(flags).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    let table = dir.path().join("run/host/kernels.csv");
+    let (code, text) = gate(&table, &[]);
+    assert!(code == Some(0) && text.contains("norm tiny rms M=1 warm"), "{text}");
+    // Every sample twice as long, and 10 us more, which is over the floor of a call by itself.
+    let other = dir.path().join("other");
+    std::fs::create_dir_all(&other).unwrap();
+    let rows = Rows::of(&table);
+    let at = rows.header.iter().position(|name| name == "samples_us").unwrap();
+    let mut writer = csv::Writer::from_path(other.join("kernels.csv")).unwrap();
+    writer.write_record(&rows.header).unwrap();
+    for record in &rows.records {
+        let samples: Vec<f64> = serde_json::from_str(&record[at]).unwrap();
+        let slower: Vec<f64> = samples.iter().cycle().take(samples.len().max(12)).map(|us| 2.0 * us + 10.0).collect();
+        let fields = record.iter().enumerate();
+        let slower = serde_json::to_string(&slower).unwrap();
+        writer.write_record(fields.map(|(n, field)| if n == at { &slower } else { field })).unwrap();
+    }
+    writer.flush().unwrap();
+    let (code, text) = gate(&other, &[]);
+    assert!(code == Some(3) && text.contains("SLOWER: norm tiny"), "{text}");
+    let (code, text) = gate(Path::new(env!("CARGO_MANIFEST_DIR")).join("results/plan").as_path(), &[]);
+    assert!(code == Some(1) && text.contains("is a table of kernels"), "{text}");
 }
 
 #[test]

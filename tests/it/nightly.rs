@@ -40,6 +40,7 @@ case $verb in
   baseline) printf '%s/card/driver-m1\n' "$out" ;;
   gate)
     code=$(next "$STUB/gate.$(basename "${operands[0]}")")
+    if [ "$code" = 3 ]; then cat "$STUB/slower" 2> /dev/null || true; fi
     [ "$code" = 101 ] || printf 'the gate says %s\n' "$code" > "$report"
     exit "$code"
     ;;
@@ -189,9 +190,55 @@ fn a_failed_sweep_is_a_failure_and_no_issue_and_the_rest_goes_on() {
     assert_eq!((ran.code, night.has("out/issue.md")), (1, false), "{}", ran.text);
     // So does the bench, which is asked for or not.
     let night = Nightly::new();
-    night.write("bench.bench", "1\n");
+    night.write("bench.run", "1\n");
     assert_eq!(night.run(&["--bench"]).code, 1);
     assert!(!Nightly::new().run(&[]).text.contains("bench"));
+}
+
+#[test]
+fn the_bench_is_held_to_its_baseline_and_what_was_slower_alone_is_run_once_more() {
+    // The gate's codes, the night's code, a word of the summary.
+    for (codes, code, word) in [
+        (&[0][..], 0, "bench: nothing is worse"),
+        (&[3, 3], 3, "bench: **regression confirmed** (code 3)"),
+        (&[3, 0], 0, "bench: **not confirmed**: the second run ended with code 0"),
+        (&[5], 5, "bench: **inconclusive**"),
+        (&[1], 1, "bench: **failed**"),
+    ] {
+        let night = Nightly::new().gate("bench", codes);
+        night.write("baselines/card/driver-m1/bench/kernels.csv", "kernel\n");
+        night.write(
+            "slower",
+            "SLOWER: norm qwen3.6-27b add rms M=8 rotate: time 1.0 -> 2.0 us, +100 %\n\
+             SLOWER: ceiling read 4.00 GiB M=1 rotate: time 1.0 -> 2.0 us, +100 %\nBETTER: rows M=1 rotate: time\n",
+        );
+        let ran = night.run(&["--bench", "--bench-args", "norm --device cpu"]);
+        assert_eq!(ran.code, code, "{codes:?}: {}", ran.text);
+        let (summary, calls) = (night.read("out/summary.md"), night.read("calls"));
+        assert!(summary.contains(word) && summary.contains("one: nothing is worse"), "{codes:?}: {summary}");
+        let benches: Vec<&str> = calls.lines().filter(|line| line.starts_with("bench ")).collect();
+        assert!(
+            benches[0].starts_with("bench norm --device cpu --out ") && benches[0].ends_with("/bench/run"),
+            "{calls}"
+        );
+        assert_eq!(benches.len(), codes.len(), "{calls}");
+        if let [_, again] = benches[..] {
+            let rows = "--row norm qwen3.6-27b add rms M=8 --row ceiling read 4.00 GiB M=1 --out ";
+            assert!(again.contains(rows) && again.ends_with("/bench/confirm"), "{again}");
+            assert!(calls.lines().any(|line| line.starts_with("gate ") && line.ends_with(" --subset")), "{calls}");
+        }
+        assert_eq!(night.has("out/issue.md"), codes == [3, 3]);
+    }
+    // The issue says how to see it again; where there is no baseline the run is proposed as one.
+    let night = Nightly::new().gate("bench", &[3, 3]);
+    night.write("baselines/card/driver-m1/bench/kernels.csv", "kernel\n");
+    night.run(&["--bench"]);
+    let issue = night.read("out/issue.md");
+    assert!(issue.contains("`highwater bench --out run`, then `highwater gate "), "{issue}");
+    let night = Nightly::new();
+    let ran = night.run(&["--bench"]);
+    assert!(ran.code == 5 && night.has("out/proposed/card/driver-m1/bench"), "{}", ran.text);
+    assert_eq!(Nightly::new().run(&["--bench-args", "norm"]).code, 2);
 }
 
 #[test]
@@ -388,4 +435,32 @@ fn a_second_night_is_held_to_the_first_and_a_seeded_buffer_makes_an_issue() {
     assert_eq!(third.read("out/outcome"), "code=4\nconfirmed=true\n");
     let issue = third.read("out/issue.md");
     assert!(issue.contains("extra_buffer") && issue.contains("### Second run"), "{issue}");
+}
+
+/// The real program and the real gate on two kernels of the processor: a first night that proposes, and one held to it.
+#[test]
+fn the_first_night_with_kernels_proposes_their_baseline_and_the_next_is_held_to_it() {
+    let bin = assert_cmd::cargo::cargo_bin("highwater").display().to_string();
+    let bench = ["--bench", "--bench-args", "norm --filter M=1 --filter rms --device cpu --cap 0.1"];
+    let cells = "tiny tiny@bf16 --device plan --card rtx-4090 --axis chunk=64 --axis batch=1 --output 4\n";
+    let first = Nightly::new();
+    first.write("cells", cells);
+    let ran = first.run_with(&bin, &bench);
+    assert_eq!(ran.code, 5, "{}", ran.text);
+    let host = first.path("out/proposed/host");
+    let key = std::fs::read_dir(&host).unwrap().next().unwrap().unwrap().path();
+    assert!(key.file_name().unwrap().to_string_lossy().ends_with("-k2"), "{}", key.display());
+    assert!(key.join("bench/host/kernels.csv").is_file());
+
+    let second = Nightly::new();
+    second.write("cells", cells);
+    std::fs::remove_dir_all(second.path("baselines")).unwrap();
+    let copied =
+        Command::new("cp").arg("-R").arg(first.path("out/proposed")).arg(second.path("baselines")).status().unwrap();
+    assert!(copied.success());
+    let ran = second.run_with(&bin, &bench);
+    // Whatever this machine's noise is, it was compared.
+    assert!([0, 3, 5].contains(&ran.code), "{}", ran.text);
+    let said = second.read("out/bench/gate-run.md");
+    assert!(said.contains("norm tiny rms M=1 warm"), "{said}");
 }
