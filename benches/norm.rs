@@ -37,7 +37,7 @@ fn bench(c: &mut Criterion) {
 }
 
 fn on_card(c: &mut Criterion<CudaTime>) {
-    cuda::kernels(c, &["norm", "quantise", "silu_mul", "fill"]);
+    cuda::kernels(c, &["norm"]);
 }
 
 criterion_group!(benches, bench);

@@ -2,17 +2,20 @@
 //! operands; its time is held against what the card can do at most, measured in the same process, and some rows of its
 //! result against the CPU arm.
 //!
-//! `shapes` says what is timed, `work` and `mixers` how it is called and checked, on what `operands` makes; `rig` is where it
+//! `shapes` says what is timed, `work`, `mixers` and `positions` how it is called and checked, `drawn` whether tokens are drawn
+//! as often as they should be, on what `operands` makes; `rig` is where it
 //! runs, `cache` what a call finds in the L2, `time` takes the time while `lookout` looks at the card, `ceiling` what it is held
 //! against and `limit` what cannot be; `row` is what is written, `file` where, and `read` reads it back.
 
 pub(crate) mod cache;
 mod ceiling;
+mod drawn;
 mod file;
 mod limit;
 mod lookout;
 mod mixers;
 mod operands;
+mod positions;
 pub(crate) mod read;
 mod rig;
 mod row;
@@ -84,6 +87,11 @@ dirty: what disturbed the card (heat, the power brake or a hardware slowdown hel
 
 /// What is said beside the file alone: of columns that the table does not have.
 const FILE_LEGEND: &str = "\
+check_error: how far the rows that are checked are from the CPU arm, |a - b| / |b| of rounded values, else the share of values
+    that differ; at most check_bound. largest_difference, relative_difference, cosine: of rounded values the largest absolute
+    difference, that by the largest of the CPU arm's values, and the cosine of the two.
+draws, draw_sigma: tokens drawn from one row of logits, and how far the chi-square of their counts is from what the
+    probabilities say, as sigmas of a normal; above 6 the sampler is wrong.
 low_us, high_us: 95 % bootstrap interval of the median. samples_us: the samples, a JSON list, which `gate` compares.
 dirty_samples: samples thrown away because the card was disturbed while they were taken, at most 16 of them at a time.
 method: version of the way kernels are timed. 2: the card is looked at while samples are taken, disturbed ones are thrown
@@ -294,8 +302,7 @@ impl Bench {
                 let (timing, checked) = self.run(shape, &cost)?;
                 done(row, &timing, bytes, cost.flops);
                 if let Some(checked) = checked {
-                    row.checked = Some(checked.passed());
-                    (row.check_error, row.check_bound) = (Some(checked.error), Some(checked.bound));
+                    row.set_checked(&checked);
                 }
                 if let Some((seconds, bound_by)) = ceilings.seconds(&self.rig, &cost)? {
                     row.set_ceiling(seconds, bound_by);

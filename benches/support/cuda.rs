@@ -8,10 +8,15 @@
 mod cache;
 #[path = "../../harness/bench/ceiling.rs"]
 mod ceiling;
+#[allow(unused_imports)] // its unit tests run with the harness
+#[path = "../../harness/bench/drawn.rs"]
+mod drawn;
 #[path = "../../harness/bench/mixers.rs"]
 mod mixers;
 #[path = "../../harness/bench/operands.rs"]
 mod operands;
+#[path = "../../harness/bench/positions.rs"]
+mod positions;
 #[path = "../../harness/bench/rig.rs"]
 mod rig;
 #[allow(unused_imports)] // its unit tests run with the harness

@@ -14,27 +14,27 @@ use highwater::tensor::Tensor;
 
 use super::operands::{Maker, Steps, floats, gathered, rows, whole};
 use super::shapes::{Op, Shape};
-use super::work::{Checked, ROUNDING, Work};
+use super::work::{Checked, Work};
 
 /// Sequences of a decode that are checked.
 const CHECKED_SEQUENCES: usize = 2;
 /// First rows of a prefill that are checked: causal, so no later row matters. More than a chunk of the delta rule.
-const CHECKED_ROWS: usize = 96;
+pub(super) const CHECKED_ROWS: usize = 96;
 /// Tokens in the cache of a sequence that is decoded, where how many does not matter.
-const CONTEXT: usize = 1024;
+pub(super) const CONTEXT: usize = 1024;
 
 /// Steps of `m` decodes after `context` tokens each, or of one prompt of `m` rows.
-fn steps(make: &Maker, copies: usize, decode: bool, m: usize, context: usize) -> Result<Steps> {
+pub(super) fn steps(make: &Maker, copies: usize, decode: bool, m: usize, context: usize) -> Result<Steps> {
     if decode { make.steps(copies, &vec![(context, 1); m], m) } else { make.steps(copies, &[(0, m)], 0) }
 }
 
 /// How much of that is checked.
-fn checked(decode: bool, m: usize) -> usize {
+pub(super) fn checked(decode: bool, m: usize) -> usize {
     m.min(if decode { CHECKED_SEQUENCES } else { CHECKED_ROWS })
 }
 
 /// How near the first rows of two tensors are.
-fn near(got: &Tensor, want: &Tensor, rows: usize) -> Result<Checked> {
+pub(super) fn near(got: &Tensor, want: &Tensor, rows: usize) -> Result<Checked> {
     Ok(Checked::near(&floats(got, 0..rows)?, &floats(want, 0..rows)?))
 }
 
@@ -259,7 +259,7 @@ impl Work for Routed {
         let known = |id: &i32| usize::try_from(*id).ok().filter(|id| *id < self.dims.experts);
         let Some(mut chosen) = ids.iter().map(known).collect::<Option<Vec<usize>>>() else {
             // What the router gave is no expert.
-            return Ok(Checked { error: f64::INFINITY, bound: ROUNDING });
+            return Ok(Checked::wrong());
         };
         chosen.sort_unstable();
         chosen.dedup();

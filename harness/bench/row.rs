@@ -3,6 +3,7 @@
 use serde::{Serialize, Serializer};
 
 use super::time::Samples;
+use super::work::Checked;
 use crate::hygiene::Conditions;
 use crate::measure::LEVEL;
 use crate::provenance::{CardFacts, Provenance};
@@ -59,6 +60,13 @@ pub(super) struct Row {
     pub(super) checked: Option<bool>,
     pub(super) check_error: Option<f64>,
     pub(super) check_bound: Option<f64>,
+    /// Of rounded values: the largest difference, that by the largest value of the CPU arm, and the cosine.
+    pub(super) largest_difference: Option<f64>,
+    pub(super) relative_difference: Option<f64>,
+    pub(super) cosine: Option<f64>,
+    /// Tokens drawn to see how often each is, and how far that is from the probabilities.
+    pub(super) draws: Option<u64>,
+    pub(super) draw_sigma: Option<f64>,
     pub(super) note: Option<String>,
     pub(super) card: String,
     pub(super) arch: String,
@@ -137,6 +145,20 @@ impl Row {
         self.ceiling_us = Some(seconds * 1e6);
         self.bound_by = Some(bound_by);
         self.percent_of_ceiling = self.median_us.map(|median| 100.0 * seconds * 1e6 / median);
+    }
+
+    /// Writes how the result agrees with the CPU arm.
+    pub(super) fn set_checked(&mut self, checked: &Checked) {
+        self.checked = Some(checked.passed());
+        (self.check_error, self.check_bound) = (Some(checked.error), Some(checked.bound));
+        self.largest_difference = checked.apart.map(|apart| apart.largest);
+        self.relative_difference = checked.apart.map(|apart| apart.relative);
+        self.cosine = checked.apart.map(|apart| apart.cosine);
+        self.draws = checked.drawn.map(|drawn| drawn.draws);
+        self.draw_sigma = checked.drawn.map(|drawn| drawn.sigma);
+        if let Some(drawn) = checked.drawn.filter(|drawn| !drawn.passed()) {
+            self.note = Some(format!("tokens are not drawn as often as they should be: {:.1} sigma", drawn.sigma));
+        }
     }
 
     /// Writes how the card was, and what of the samples that cost.

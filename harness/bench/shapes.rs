@@ -86,6 +86,12 @@ pub(super) enum Op {
     Sample { vocab: usize, decodable: usize, draw: Draw },
     /// Seeded values.
     Fill { cols: usize },
+    /// Norms and rotations of queries and keys, one row of each of `m` sequences, or one sequence of `m` rows.
+    Rope { dims: AttnDims, theta: f64, decode: bool },
+    /// The write of keys and values into the cache, of the same.
+    KvWrite { dims: AttnDims, kv: DType, decode: bool },
+    /// Rows by index.
+    Gather { table: usize, cols: usize },
 }
 
 /// How tokens are drawn.
@@ -145,6 +151,7 @@ pub(super) fn shapes(scale: &Scale) -> Result<Vec<Shape>> {
         mixers(scale, model, &geometry, &mut list);
         experts(scale, model, &geometry, &mut list);
         sampler(scale, model, &geometry, &mut list);
+        positions(scale, model, &geometry, &mut list);
     }
     let mut seen: Vec<(&'static str, String, usize)> = Vec::new();
     list.retain(|shape| {
@@ -260,6 +267,25 @@ fn sampler(scale: &Scale, model: &'static str, g: &Geometry, list: &mut Vec<Shap
     }
 }
 
+fn positions(scale: &Scale, model: &'static str, g: &Geometry, list: &mut Vec<Shape>) {
+    let (dims, theta) = (attention(g), g.rope.theta);
+    let mut push = |kernel, part: &str, scheme, m, op| {
+        list.push(Shape { kernel, model, part: part.into(), scheme, m, op });
+    };
+    for (m, decode) in scale.decode.iter().map(|m| (*m, true)).chain([(scale.prefill, false)]) {
+        let step = if decode { "decode" } else { "prefill" };
+        push("rope", step, "", m, Op::Rope { dims, theta, decode });
+        for (scheme, kv) in [("bf16 kv", DType::Bf16), ("fp8 kv", DType::U8)] {
+            push("kv_write", step, scheme, m, Op::KvWrite { dims, kv, decode });
+        }
+        push("rows", "embedding", "", m, Op::Gather { table: g.vocab, cols: g.hidden });
+        if decode {
+            // Of more rows than a step has, so that a cache does not hold them all.
+            push("rows", "sampled", "", m, Op::Gather { table: 4 * scale.prefill, cols: g.hidden });
+        }
+    }
+}
+
 fn attention(g: &Geometry) -> AttnDims {
     AttnDims { heads: g.heads, kv_heads: g.kv_heads, head_dim: g.head_dim, rotary_dim: g.rotary_dim }
 }
@@ -281,6 +307,10 @@ mod tests {
             "attention qwen3.6-27b decode after 32768 fp8 kv M=1",
             "moe qwen3.6-35b-a3b experts nvfp4 M=8",
             "sampler qwen3.6-27b greedy M=64",
+            "rope qwen3.6-27b prefill M=8192",
+            "kv_write qwen3.6-35b-a3b decode fp8 kv M=64",
+            "rows qwen3.6-27b embedding M=8192",
+            "rows qwen3.6-27b sampled M=64",
         ] {
             assert!(has(label), "{label}");
         }
@@ -298,6 +328,6 @@ mod tests {
             list.iter().map(|shape| shape.kernel).collect::<std::collections::BTreeSet<_>>()
         };
         assert_eq!(kernels(&Scale::CARD), kernels(&Scale::HOST));
-        assert_eq!(kernels(&Scale::CARD).len(), 11);
+        assert_eq!(kernels(&Scale::CARD).len(), 14);
     }
 }

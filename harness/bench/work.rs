@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use highwater::device::Device;
+use highwater::device::cuda::Cuda;
 use highwater::error::{Error, Result};
 use highwater::num::DType;
 use highwater::ops::norm::{self, Gate};
@@ -15,13 +16,18 @@ use highwater::ops::weight::{LinearSpec, Weight};
 use highwater::ops::{Cost, Cx, Meter, activation, fill, linear};
 use highwater::tensor::Tensor;
 
+use super::drawn::Drawn;
 use super::mixers;
 use super::operands::{self, FP8_INPUT_SCALE, Maker, NVFP4_INPUT_GLOBAL, floats, input_scale, part, rows};
+use super::positions;
 use super::rig::context;
 use super::shapes::{Draw, Op, Shape};
 
 /// Output features of a product that are checked.
 const CHECKED_FEATURES: usize = 64;
+/// Tokens that are drawn from one row of logits: what a chi-square needs, and less where a processor emulates the card.
+const CARD_DRAWS: usize = 4096;
+const HOST_DRAWS: usize = 512;
 /// Under the root of a norm.
 const EPS: f32 = 1e-6;
 /// Relative norm of a difference that rounding to bf16 explains, several times over: a kernel that reads the wrong operand
@@ -37,16 +43,62 @@ pub(super) trait Work {
     fn check(&mut self, cx: &Cx, cpu: &Cx) -> Result<Checked>;
 }
 
-/// How far a kernel is from the CPU arm, as a relative norm or a share of values that differ.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// How far a kernel is from the CPU arm: a relative norm or a share of values that differ, and more of rounded values and of
+/// drawn tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Checked {
     pub(super) error: f64,
     pub(super) bound: f64,
+    /// Of values that are rounded.
+    pub(super) apart: Option<Apart>,
+    /// Of tokens that are drawn.
+    pub(super) drawn: Option<Drawn>,
+}
+
+/// How far rounded values are from the CPU arm's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Apart {
+    /// The largest difference.
+    pub(super) largest: f64,
+    /// The same, by the largest of the CPU arm's values.
+    pub(super) relative: f64,
+    /// The cosine of the two as vectors.
+    pub(super) cosine: f64,
+}
+
+impl Apart {
+    /// Of as many values in either.
+    fn of(a: &[f32], b: &[f32]) -> Apart {
+        let pairs = || a.iter().zip(b).map(|(a, b)| (f64::from(*a), f64::from(*b)));
+        // A NaN is the largest difference there is.
+        let most = |values: &mut dyn Iterator<Item = f64>| {
+            values.fold(0.0, |most: f64, value| if value.is_nan() { f64::INFINITY } else { most.max(value) })
+        };
+        let largest = most(&mut pairs().map(|(a, b)| (a - b).abs()));
+        let scale = most(&mut pairs().map(|(_, b)| b.abs()));
+        let dot = |of: fn((f64, f64)) -> f64| pairs().map(of).sum::<f64>();
+        let cosine = dot(|(a, b)| a * b) / (dot(|(a, _)| a * a) * dot(|(_, b)| b * b)).sqrt();
+        Apart { largest, relative: if largest > 0.0 { largest / scale } else { 0.0 }, cosine }
+    }
+
+    /// The worse of each.
+    fn and(self, other: Apart) -> Apart {
+        Apart {
+            largest: self.largest.max(other.largest),
+            relative: self.relative.max(other.relative),
+            cosine: if other.cosine < self.cosine || other.cosine.is_nan() { other.cosine } else { self.cosine },
+        }
+    }
 }
 
 impl Checked {
     pub(super) fn passed(&self) -> bool {
-        self.error <= self.bound
+        self.error <= self.bound && self.drawn.is_none_or(|drawn| drawn.passed())
+    }
+
+    /// What cannot be compared.
+    pub(super) fn wrong() -> Checked {
+        Checked { error: f64::INFINITY, bound: ROUNDING, ..Checked::default() }
     }
 
     /// Rounded values: `|a - b| / |b|`, infinite where one is NaN or nothing is compared.
@@ -56,20 +108,27 @@ impl Checked {
         let off = square(&mut a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b)));
         let ratio = (off / norm).sqrt();
         let sane = a.len() == b.len() && norm > 0.0 && ratio.is_finite();
-        Checked { error: if sane { ratio } else { f64::INFINITY }, bound: ROUNDING }
+        let error = if sane { ratio } else { f64::INFINITY };
+        Checked { error, bound: ROUNDING, apart: Some(Apart::of(a, b)), drawn: None }
     }
 
     /// Values that are the same on both arms: the share that differ, which must be 0.
     pub(super) fn same<T: PartialEq>(a: &[T], b: &[T]) -> Checked {
         let differ = a.iter().zip(b).filter(|(a, b)| a != b).count();
         let sane = a.len() == b.len() && !a.is_empty();
-        Checked { error: if sane { differ as f64 / a.len() as f64 } else { f64::INFINITY }, bound: 0.0 }
+        let error = if sane { differ as f64 / a.len() as f64 } else { f64::INFINITY };
+        Checked { error, ..Checked::default() }
     }
 
     /// The worse of two, by how near each is to its bound.
     pub(super) fn and(self, other: Checked) -> Checked {
         let strain = |c: &Checked| if c.bound > 0.0 { c.error / c.bound } else { c.error * f64::MAX.sqrt() };
-        if strain(&self) >= strain(&other) { self } else { other }
+        let worse = if strain(&self) >= strain(&other) { self } else { other };
+        let apart = match (self.apart, other.apart) {
+            (Some(a), Some(b)) => Some(a.and(b)),
+            (a, b) => a.or(b),
+        };
+        Checked { apart, drawn: self.drawn.or(other.drawn), ..worse }
     }
 }
 
@@ -114,7 +173,10 @@ pub(super) fn build(shape: &Shape, make: &Maker, copies: usize) -> Result<Box<dy
             Box::new(Sample { logits, rows: draws(draw, m, decodable), decodable })
         }
         Op::Fill { cols } => Box::new(Fill { outs: each(&|| make.empty(DType::Bf16, &[m, cols]))? }),
-        _ => mixers::build(shape, make, copies)?,
+        _ => match positions::build(shape, make, copies)? {
+            Some(work) => work,
+            None => mixers::build(shape, make, copies)?,
+        },
     })
 }
 
@@ -198,7 +260,7 @@ impl Work for Quantise {
 
     fn check(&mut self, cx: &Cx, cpu: &Cx) -> Result<Checked> {
         let got = self.run(cx, 0)?;
-        let mut worst = Checked { error: 0.0, bound: 0.0 };
+        let mut worst = Checked::default();
         for range in ends(self.xs[0].rows()) {
             let x = rows(cpu, &self.xs[0], range.clone())?;
             let want = quantise::quantise(cpu, x.view(), self.form)?;
@@ -312,6 +374,29 @@ struct Sample {
     decodable: usize,
 }
 
+impl Sample {
+    /// Draws from the first row of logits again and again, each time by a seed and a step of its own, as many rows at once as
+    /// are timed.
+    fn draw(&self, cx: &Cx) -> Result<Drawn> {
+        let on_card = cx.device.as_cuda().is_some_and(Cuda::is_card);
+        let draws = if on_card { CARD_DRAWS } else { HOST_DRAWS };
+        let (m, vocab) = (self.rows.len(), self.logits[0].cols());
+        let first = self.logits[0].read_range::<f32>(0, vocab)?;
+        let mut logits = Maker::new(*cx).empty(DType::F32, &[m, vocab])?;
+        (0..m).try_for_each(|row| logits.write(row * vocab, &first))?;
+        let mut tokens: Vec<i32> = Vec::with_capacity(draws + m);
+        let mut rows = self.rows.clone();
+        for step in 0..draws.div_ceil(m) as u64 {
+            for row in &mut rows {
+                row.step = step;
+            }
+            cx.device.begin_step();
+            tokens.extend(sampler::sample(cx, &logits, &rows, self.decodable)?.tokens.read::<i32>()?);
+        }
+        Ok(Drawn::of(&tokens, &first, &self.rows[0], self.decodable))
+    }
+}
+
 impl Work for Sample {
     fn run(&mut self, cx: &Cx, copy: usize) -> Result<Vec<Tensor>> {
         let sampled = sampler::sample(cx, &self.logits[copy], &self.rows, self.decodable)?;
@@ -327,7 +412,8 @@ impl Work for Sample {
             let want = sampler::sample(cpu, &logits, &self.rows[range.clone()], self.decodable)?;
             worst = worst.and(Checked::same(&tokens[range], &want.tokens.read::<i32>()?));
         }
-        Ok(worst)
+        drop(got);
+        Ok(Checked { drawn: Some(self.draw(cx)?), ..worst })
     }
 }
 
@@ -379,6 +465,28 @@ mod tests {
         assert_eq!(good.and(bad), bad);
         assert_eq!(bad.and(good), bad);
         assert!(!Checked::same(&[1], &[2]).and(Checked::near(&[1.0], &[1.0])).passed());
+        let both = Checked::near(&[1.0, 2.5], &[1.0, 2.0]).and(Checked::near(&[8.0], &[9.0])).and(good);
+        let apart = both.apart.unwrap();
+        assert_eq!((apart.largest, apart.relative), (1.0, 0.25));
+    }
+
+    #[test]
+    fn differences_are_absolute_relative_to_the_largest_value_and_an_angle() {
+        let apart = |a: &[f32], b: &[f32]| Checked::near(a, b).apart.unwrap();
+        assert_eq!(apart(&[3.0, 4.0], &[3.0, 4.0]), Apart { largest: 0.0, relative: 0.0, cosine: 1.0 });
+        let off = apart(&[3.0, -4.5], &[3.0, -4.0]);
+        assert_eq!((off.largest, off.relative), (0.5, 0.125));
+        assert!(off.cosine < 1.0 && off.cosine > 0.99, "{off:?}");
+        assert!(apart(&[1.0, 0.0], &[0.0, 1.0]).cosine.abs() < 1e-12);
+        assert_eq!(apart(&[f32::NAN], &[1.0]).largest, f64::INFINITY);
+        assert_eq!(Checked::same(&[1], &[1]).apart, None, "codes and tokens have no distance");
+    }
+
+    #[test]
+    fn a_sampler_whose_tokens_agree_and_whose_frequencies_do_not_is_wrong() {
+        let drawn = |sigma| Checked { drawn: Some(Drawn { draws: 9, sigma }), ..Checked::same(&[1], &[1]) };
+        assert!(drawn(2.0).passed() && !drawn(9.0).passed() && !drawn(f64::NAN).passed());
+        assert!(!Checked::same(&[1], &[1]).and(drawn(9.0)).passed());
     }
 
     #[test]

@@ -146,10 +146,16 @@ fn every_kernel_in_emulation_agrees_with_the_cpu_arm() {
     assert_eq!(code, Some(0), "{text}{err}");
     let rows = Rows::of(&dir.path().join("h200/kernels.csv"));
     let (kernels, checked) = (rows.column("kernel"), rows.column("checked"));
+    for (kernel, draws) in kernels.iter().zip(rows.column("draws")) {
+        assert_eq!(*kernel == "sampler", !draws.is_empty(), "{kernel}");
+    }
+    for (kernel, cosine) in kernels.iter().zip(rows.column("cosine")) {
+        assert!(!["linear", "attention", "norm", "rope"].contains(kernel) || cosine.parse::<f64>().unwrap() > 0.99);
+    }
     for ((kernel, checked), note) in kernels.iter().zip(checked).zip(rows.column("note")) {
         assert_eq!(checked, "true", "{kernel}: {note}");
     }
-    assert_eq!(kernels.iter().collect::<std::collections::BTreeSet<_>>().len(), 11);
+    assert_eq!(kernels.iter().collect::<std::collections::BTreeSet<_>>().len(), 14);
 }
 
 #[test]

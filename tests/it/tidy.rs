@@ -208,6 +208,37 @@ fn every_kernel_waits_for_those_before_it() {
     assert!(kernels >= 70, "{kernels}");
 }
 
+/// Files of `ops/launch` that are part of others' launches, and the ceiling that kernels are held against.
+const LAUNCHES_WITHOUT_BENCH: &[&str] =
+    &["mod", "grids", "hopper", "hopper_few", "nvfp4_hopper", "moe_hopper", "tiles", "stream"];
+
+/// What `highwater bench` calls a kernel where that is not its file.
+const BENCHED_AS: &[(&str, &str)] = &[("activation", "silu_mul")];
+
+#[test]
+fn every_kernel_has_a_bench_and_rows_of_its_own() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let listed = std::process::Command::new(env!("CARGO_BIN_EXE_highwater"))
+        .args(["bench", "--device", "cpu", "--list"])
+        .output()
+        .unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    for launch in stems("src/ops/launch") {
+        if LAUNCHES_WITHOUT_BENCH.contains(&launch.as_str()) {
+            continue;
+        }
+        let file = root().join("benches").join(&launch).with_extension("rs");
+        let bench =
+            fs::read_to_string(&file).unwrap_or_else(|e| panic!("src/ops/launch/{launch}.rs has no bench: {e}"));
+        let entry = format!("[[bench]]\nname = \"{launch}\"\nharness = false");
+        assert!(manifest.contains(&entry), "Cargo.toml has no entry for {}", file.display());
+        let kernel = BENCHED_AS.iter().find(|(file, _)| *file == launch).map_or(launch.as_str(), |(_, kernel)| kernel);
+        assert!(bench.contains(&format!("cuda::kernels(c, &[\"{kernel}\"")), "{} times no {kernel}", file.display());
+        let own = |line: &str| line.split(' ').next() == Some(kernel);
+        assert!(listed.lines().any(own), "`highwater bench` has no row of {kernel}");
+    }
+}
+
 #[test]
 fn unsafe_stands_only_in_the_device_room() {
     for dir in ["src", "harness", "benches", "tests/it"] {

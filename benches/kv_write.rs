@@ -1,0 +1,43 @@
+//! The CPU arm of `kv_write`: bytes per second (those of `cost`), for a decode and a prompt.
+
+mod support;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use highwater::num::DType;
+use highwater::ops::attention::AttnDims;
+use highwater::ops::kv_write::{KvPages, cost, write};
+use support::Rig;
+use support::cuda::{self, CudaTime};
+
+/// Queries, keys and values of 27B.
+const DIMS: AttnDims = AttnDims { heads: 24, kv_heads: 4, head_dim: 256, rotary_dim: 64 };
+/// Sequences (context, rows), and how many of them decode.
+const STEPS: [(&str, &[(usize, usize)], usize); 2] = [("decode", &[(100, 1); 8], 8), ("prefill", &[(0, 128)], 0)];
+/// More than any step here places.
+const PAGES: usize = 8;
+
+fn bench(c: &mut Criterion) {
+    let mut group = c.benchmark_group("kv_write");
+    group.sample_size(20);
+    for (name, sequences, decodes) in STEPS {
+        let rig = Rig::new(DType::Bf16, DType::F32);
+        let cx = rig.cx();
+        let rows = sequences.iter().map(|s| s.1).sum();
+        let qkv = rig.operand(DType::Bf16, &[rows, DIMS.qkv_cols()], -1.0, 1.0);
+        let mut pages = KvPages::new(cx.device, cx.numerics.kv, PAGES, DIMS).expect("room");
+        let step = rig.step(sequences, decodes);
+        group.throughput(Throughput::BytesDecimal(cost(rows, DIMS, DType::Bf16, cx.numerics.kv).bytes()));
+        group.bench_function(BenchmarkId::from_parameter(name), |b| {
+            b.iter(|| write(&cx, &qkv, DIMS, &mut pages, &step.batch()).expect("rows"));
+        });
+    }
+    group.finish();
+}
+
+fn on_card(c: &mut Criterion<CudaTime>) {
+    cuda::kernels(c, &["kv_write"]);
+}
+
+criterion_group!(benches, bench);
+criterion_group!(name = card; config = cuda::criterion(); targets = on_card);
+criterion_main!(card, benches);
