@@ -11,8 +11,9 @@ use support::cuda::{self, CudaTime};
 
 /// Queries, keys and values of 27B.
 const DIMS: AttnDims = AttnDims { heads: 24, kv_heads: 4, head_dim: 256, rotary_dim: 64 };
-/// Sequences (context, rows), and how many of them decode.
-const STEPS: [(&str, &[(usize, usize)], usize); 2] = [("decode", &[(100, 1); 8], 8), ("prefill", &[(0, 128)], 0)];
+/// A name, sequences as (context, rows), and how many of them decode.
+type Steps = (&'static str, &'static [(usize, usize)], usize);
+const STEPS: [Steps; 2] = [("decode", &[(100, 1); 8], 8), ("prefill", &[(0, 128)], 0)];
 /// More than any step here places.
 const PAGES: usize = 8;
 

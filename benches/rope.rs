@@ -11,7 +11,6 @@ use support::cuda::{self, CudaTime};
 
 /// Queries, keys and values of 27B.
 const DIMS: AttnDims = AttnDims { heads: 24, kv_heads: 4, head_dim: 256, rotary_dim: 64 };
-/// Sequences (context, rows), and how many of them decode.
 /// A name, sequences as (context, rows), and how many of them decode.
 type Steps = (&'static str, &'static [(usize, usize)], usize);
 const STEPS: [Steps; 2] = [("decode", &[(100, 1); 8], 8), ("prefill", &[(0, 128)], 0)];

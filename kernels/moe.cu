@@ -101,12 +101,26 @@ KERNEL LAUNCH_BOUNDS(128)
 EXPORT(route_bf16)
 
 // Experts whose pairs one block sorts.
-constexpr int SORTED = 4;
+constexpr int SORTED = 2;
+// Ids that a lane asks for together: one after another they would take as many times as long as memory takes to answer.
+constexpr int AHEAD = 8;
+
+// Ids p, p + 32, ..., -1 from `to` on.
+DEVICE void load_ids(const int* ids, int p, int to, int (&id)[AHEAD]) {
+#pragma unroll
+  for (int i = 0; i < AHEAD; i++) id[i] = p + 32 * i < to ? ids[p + 32 * i] : -1;
+}
+
+// Whether a lane's id is one of `count` from `first` on; most are not, for all lanes.
+DEVICE bool any_of(int id, int first, int count) {
+  return __ballot_sync(ALL_LANES, id >= first && id - first < count) != 0;
+}
 
 // The pairs by expert, then by number: sorted[offsets[e] .. offsets[e + 1]] are those of expert e, those with an id out of
 // range are in none. A block finds where its experts begin by counting lesser ids, so blocks do not wait for each other,
 // and a pair's place by counting the pairs before it: nothing depends on the order in which threads run.
-KERNEL LAUNCH_BOUNDS(1024) sort_pairs(const int* ids, int* sorted, int* offsets, int pairs, int experts) {
+// `zeros` numbers after the offsets are set to 0.
+KERNEL LAUNCH_BOUNDS(1024) sort_pairs(const int* ids, int* sorted, int* offsets, int pairs, int experts, int zeros) {
   after_earlier_kernels();
   __shared__ int counts[32][SORTED + 1];
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
@@ -118,11 +132,16 @@ KERNEL LAUNCH_BOUNDS(1024) sort_pairs(const int* ids, int* sorted, int* offsets,
   int to = from + run < pairs ? from + run : pairs;
 
   int count[SORTED] = {}, less = 0;
-  for (int p = from; p < to; p += 32) {
-    int id = p + lane < to ? ids[p + lane] : -1;
-    less += id >= 0 && id < expert;
+  for (int p = from; p < to; p += 32 * AHEAD) {
+    int id[AHEAD];
+    load_ids(ids, p + lane, to, id);
 #pragma unroll
-    for (int j = 0; j < SORTED; j++) count[j] += __popc(__ballot_sync(ALL_LANES, id == expert + j));
+    for (int i = 0; i < AHEAD; i++) {
+      less += id[i] >= 0 && id[i] < expert;
+      if (!any_of(id[i], expert, here)) continue;
+#pragma unroll
+      for (int j = 0; j < SORTED; j++) count[j] += __popc(__ballot_sync(ALL_LANES, id[i] == expert + j));
+    }
   }
 #pragma unroll
   for (int offset = 16; offset > 0; offset >>= 1) less += __shfl_xor_sync(ALL_LANES, less, offset);
@@ -145,14 +164,20 @@ KERNEL LAUNCH_BOUNDS(1024) sort_pairs(const int* ids, int* sorted, int* offsets,
     }
   }
   if (threadIdx.x == 0 && expert + here == experts) offsets[experts] = start;
+  if (blockIdx.x == 0 && threadIdx.x < zeros) offsets[experts + 1 + threadIdx.x] = 0;
 
-  for (int p = from; p < to; p += 32) {
-    int id = p + lane < to ? ids[p + lane] : -1;
+  for (int p = from; p < to; p += 32 * AHEAD) {
+    int id[AHEAD];
+    load_ids(ids, p + lane, to, id);
 #pragma unroll
-    for (int j = 0; j < SORTED; j++) {
-      uint32_t mine = __ballot_sync(ALL_LANES, id == expert + j && j < here);
-      if (mine >> lane & 1u) sorted[place[j] + __popc(mine & ((1u << lane) - 1u))] = p + lane;
-      place[j] += __popc(mine);
+    for (int i = 0; i < AHEAD; i++) {
+      if (!any_of(id[i], expert, here)) continue;
+#pragma unroll
+      for (int j = 0; j < SORTED; j++) {
+        uint32_t mine = __ballot_sync(ALL_LANES, id[i] == expert + j && j < here);
+        if (mine >> lane & 1u) sorted[place[j] + __popc(mine & ((1u << lane) - 1u))] = p + 32 * i + lane;
+        place[j] += __popc(mine);
+      }
     }
   }
 }
@@ -172,6 +197,27 @@ DEVICE void octet(const T* x, int c, int cols, bool runs, float (&v)[8]) {
     }
   }
 }
+
+// By token, a row of at most HELD runs of eight for each lane, which stay in registers between the maximum and the codes.
+template <int HELD, class T>
+DEVICE void quantise_held(const T* x, uint8_t* codes, float* row_scale, int cols) {
+  int lane = threadIdx.x & 31;
+  float held[HELD][8];
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < HELD; i++) {
+    octet(x, 8 * (lane + WARP * i), cols, true, held[i]);
+    most = magnitude8(held[i], most);
+  }
+  float scale = fp8_scale(bits_f32(lanes_max<32>(most)));
+  if (lane == 0) *row_scale = scale;
+#pragma unroll
+  for (int i = 0; i < HELD; i++) {
+    int c = 8 * (lane + WARP * i);
+    if (c < cols) store_e4m3(codes + c, held[i], scale);
+  }
+}
+constexpr int SHORT = 2, LONG = 8;
 
 // Codes and scales of the rows of an input, one warp per row. By token, row r is row r of x; by pair (`per_token` pairs of
 // one row of x), its stored scale is that of the pair's slot, and a pair that leads to none is left alone. Of an input by
@@ -211,6 +257,14 @@ DEVICE void quantise_rows(const T* x, const float* stored, const int* ids, const
   codes += int64_t(row) * cols;
   if (scheme == INPUT_TOKEN) {
     uint32_t most = 0;
+    if (runs && cols <= 8 * WARP * SHORT) {
+      quantise_held<SHORT>(x, codes, reinterpret_cast<float*>(scales) + row, cols);
+      return;
+    }
+    if (runs && cols <= 8 * WARP * LONG) {
+      quantise_held<LONG>(x, codes, reinterpret_cast<float*>(scales) + row, cols);
+      return;
+    }
     for (int c = 8 * lane; c < cols; c += 8 * WARP) {
       octet(x, c, cols, runs, v);
       most = magnitude8(v, most);
@@ -454,38 +508,60 @@ DEVICE void any_down(const Stack& w, const Input& x, const int* table, const int
 ANY_ENTRIES(float, f32)
 ANY_ENTRIES(bf16, bf16)
 
-// out[t] = round(sum over k of w_k y_k), k in routing order. A pair of an absent expert adds nothing; one whose id or slot
-// is out of range makes the row NaN. One block row per token, `blockIdx.y` for its columns, 8 a thread.
+// Pairs of a token whose rows are read together.
+constexpr int TOGETHER = 8;
+
+// out[t] = round(sum over k of w_k y_k), k in routing order, of `hidden` columns; rows of `out` are `pitch` apart. A pair of
+// an absent expert adds nothing; one whose id or slot is out of range makes the row NaN. One block row per token,
+// `blockIdx.y` for its columns, 8 a thread.
 template <class T>
-DEVICE void combine(const T* y, const int* ids, const float* weights, const int* table, T* out, int hidden, int top_k,
-                    int experts, int slots) {
+DEVICE void combine(const T* y, const int* ids, const float* weights, const int* table, T* out, int hidden, int pitch,
+                    int top_k, int experts, int slots) {
   int64_t token = blockIdx.x;
   int c = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
   if (c >= hidden) return;
-  bool wide = sizeof(T) == 2 && hidden % 8 == 0 && aligned16(y, 0) && aligned16(out, 0);
+  bool wide = sizeof(T) == 2 && hidden % 8 == 0 && aligned16(y, 0) && aligned16(out, pitch * 2);
   int count = hidden - c < 8 ? hidden - c : 8;
   float sum[8] = {};
-  for (int k = 0; k < top_k; k++) {
-    int64_t pair = token * top_k + k;
-    int slot = slot_of(ids[pair], table, experts, slots);
-    if (slot == ABSENT) continue;
-    float weight = slot < 0 ? bits_f32(0x7FC00000u) : weights[pair];
-    const T* row = y + pair * hidden + c;
-    if (wide && slot >= 0) {
-      Words4 v = load16(row);
+  for (int from = 0; from < top_k; from += TOGETHER) {
+    // What a pair leads to and its row are asked for before any is added: no answer waits for another's.
+    int slot[TOGETHER];
+    float weight[TOGETHER];
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        sum[2 * i] += weight * bf16_low(v.w[i]);
-        sum[2 * i + 1] += weight * bf16_high(v.w[i]);
+    for (int i = 0; i < TOGETHER; i++) {
+      int64_t pair = token * top_k + from + i;
+      bool in = from + i < top_k;
+      slot[i] = in ? slot_of(ids[pair], table, experts, slots) : ABSENT;
+      weight[i] = !in || slot[i] < 0 ? bits_f32(0x7FC00000u) : weights[pair];
+    }
+    const T* rows = y + (token * top_k + from) * hidden + c;
+    if (wide) {
+      Words4 v[TOGETHER] = {};
+#pragma unroll
+      for (int i = 0; i < TOGETHER; i++) {
+        if (slot[i] >= 0) v[i] = load16(rows + int64_t(i) * hidden);
+      }
+#pragma unroll
+      for (int i = 0; i < TOGETHER; i++) {
+        if (slot[i] == ABSENT) continue;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          sum[2 * j] += weight[i] * bf16_low(v[i].w[j]);
+          sum[2 * j + 1] += weight[i] * bf16_high(v[i].w[j]);
+        }
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < 8; i++) {
-        if (i < count) sum[i] += slot < 0 ? weight : weight * to_f32(row[i]);
+      for (int i = 0; i < TOGETHER; i++) {
+        if (slot[i] == ABSENT) continue;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+          if (j < count) sum[j] += slot[i] < 0 ? weight[i] : weight[i] * to_f32(rows[int64_t(i) * hidden + j]);
+        }
       }
     }
   }
-  T* row = out + token * hidden + c;
+  T* row = out + token * pitch + c;
   if (wide) {
     Words4 v;
 #pragma unroll
@@ -500,17 +576,17 @@ DEVICE void combine(const T* y, const int* ids, const float* weights, const int*
 }
 
 KERNEL LAUNCH_BOUNDS(256)
-    combine_f32(const float* y, const int* ids, const float* weights, const int* table, float* out, int hidden, int top_k,
-                int experts, int slots) {
+    combine_f32(const float* y, const int* ids, const float* weights, const int* table, float* out, int hidden, int pitch,
+                int top_k, int experts, int slots) {
   after_earlier_kernels();
-  combine<float>(y, ids, weights, table, out, hidden, top_k, experts, slots);
+  combine<float>(y, ids, weights, table, out, hidden, pitch, top_k, experts, slots);
 }
 EXPORT(combine_f32)
 KERNEL LAUNCH_BOUNDS(256)
-    combine_bf16(const bf16* y, const int* ids, const float* weights, const int* table, bf16* out, int hidden, int top_k,
-                 int experts, int slots) {
+    combine_bf16(const bf16* y, const int* ids, const float* weights, const int* table, bf16* out, int hidden, int pitch,
+                 int top_k, int experts, int slots) {
   after_earlier_kernels();
-  combine<bf16>(y, ids, weights, table, out, hidden, top_k, experts, slots);
+  combine<bf16>(y, ids, weights, table, out, hidden, pitch, top_k, experts, slots);
 }
 EXPORT(combine_bf16)
 

@@ -1,7 +1,7 @@
 // What the kernels of the experts share: how matrices are stored, where an expert is, which pairs a block has.
 //
 // A pair is one (token, place in its routing): pair p is of token p / k. Activations and outputs of pairs lie by pair, so
-// only the order in which pairs are worked on is sorted, never the data.
+// only the order in which pairs are worked on is sorted, never the data; but for the activations of moe_hopper.cu.
 #ifndef LIB_EXPERTS
 #define LIB_EXPERTS
 #include "lib/operand.cuh"

@@ -23,7 +23,7 @@ const OPS_WITHOUT_TWIN: &[&str] = &["mod", "batch", "check", "cost", "cx", "sche
 /// Kernel files of an op that has several: by how its weight is stored, for which card, or for how many rows.
 const KERNELS_OF: &[(&str, &[&str])] = &[
     ("linear", &["fp8_gemm", "fp8_hopper", "fp8_hopper_few", "nvfp4_gemm", "nvfp4_hopper"]),
-    ("moe", &["moe_decode", "moe_gemm"]),
+    ("moe", &["moe_decode", "moe_gemm", "moe_hopper"]),
 ];
 
 /// Kernel files that measure and that no model runs: a launch and a test, no op.

@@ -31,6 +31,7 @@ pub const FILES: &[(&str, &str)] = files![
     "moe.cu",
     "moe_decode.cu",
     "moe_gemm.cu",
+    "moe_hopper.cu",
     "norm.cu",
     "nvfp4_gemm.cu",
     "nvfp4_hopper.cu",

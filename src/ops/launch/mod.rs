@@ -15,6 +15,7 @@ mod hopper_few;
 pub(crate) mod kv_write;
 pub(crate) mod linear;
 pub(crate) mod moe;
+mod moe_hopper;
 pub(crate) mod norm;
 pub(crate) mod nvfp4_hopper;
 pub(crate) mod quantise;
@@ -51,5 +52,6 @@ pub fn variants() -> Vec<Kernel> {
 
 /// Whether a kernel's file has anything for an arch: all but those of one arch's own instructions have.
 pub fn runs_on(kernel: Kernel, arch: Arch) -> bool {
-    ![hopper::MODULE, hopper_few::MODULE, nvfp4_hopper::MODULE].contains(&kernel.module()) || arch == Arch::Sm90a
+    let hoppers = [hopper::MODULE, hopper_few::MODULE, nvfp4_hopper::MODULE, moe_hopper::MODULE];
+    !hoppers.contains(&kernel.module()) || arch == Arch::Sm90a
 }

@@ -1,8 +1,9 @@
-//! Router, experts and shared expert. Experts take one of three paths:
+//! Router, experts and shared expert. Experts take one of four paths:
 //!
 //! | path | where | kernels |
 //! |---|---|---|
 //! | decode | bf16 activations, few pairs | moe_decode.cu: each expert's weights are streamed once |
+//! | Hopper | FP8 by tokens' and weight rows' scales, more pairs | moe_hopper.cu: tiles by Hopper's own instructions |
 //! | tiles | bf16 activations, more pairs, or `batch_invariant` | moe_gemm.cu: tiles of an expert's pairs on tensor cores |
 //! | any | f32 activations, odd sizes, mixed forms | moe.cu: any form and size, outside the tensor cores |
 //!
@@ -10,6 +11,7 @@
 //! `batch_invariant` leaves one for all numbers.
 
 use super::grids::{WARP, blocks, blocks_y, flag, int};
+use super::moe_hopper::{self, Cut};
 use super::tiles::{self, Codes, Product, Stored, Tile};
 use crate::device::cuda::{Arg, Cuda, Grid, Kernel, entry};
 use crate::device::{DeviceSpec, cards};
@@ -28,7 +30,7 @@ const TILES: &str = "moe_gemm";
 const COMBINE_THREADS: usize = 256;
 const COMBINE_COLS: usize = 8 * COMBINE_THREADS;
 /// Experts and threads of one block of the sort.
-const SORTED_EXPERTS: usize = 4;
+const SORTED_EXPERTS: usize = 2;
 const SORT_THREADS: u32 = 1024;
 /// Pairs and rows of a tile on the path for anything.
 const ANY_PAIRS: usize = 16;
@@ -71,7 +73,7 @@ pub(crate) struct Call<'a> {
 /// quantised as those checkpoints ask and not at all.
 pub(super) fn variants() -> Vec<Kernel> {
     use Stored::{Bf16, Fp8, Fp8Block, Nvfp4};
-    let mut all = vec![Kernel::new(MODULE, "combine_bf16")];
+    let mut all = vec![Kernel::new(MODULE, "combine_bf16"), moe_hopper::kernel("moe_hopper_gate_up")];
     for (w, blocked) in [(Bf16, false), (Fp8, false), (Fp8Block, true), (Nvfp4, false)] {
         all.push(decode_kernel("decode_gate_up", w, blocked));
     }
@@ -124,10 +126,17 @@ pub(crate) fn experts(
     out: &mut Tensor,
 ) -> Result<()> {
     let tokens = call.x.rows();
+    let block = |layout| Block { cuda, call, first: 0, tokens, workspace, layout, out };
     let layout = Layout::new(block_tokens.min(tokens), call.dims, call.x.dtype(), call.inputs);
+    let whole = block(layout);
+    let cut = whole.takes_hopper().then(|| Cut::new(tokens, call.dims, workspace.bytes())).flatten();
+    let (block_tokens, layout) = cut.map_or((block_tokens, layout), |cut| (cut.tokens, cut.layout(call.dims)));
     for first in (0..tokens).step_by(block_tokens) {
-        let block = Block { cuda, call, first, tokens: block_tokens.min(tokens - first), workspace, layout, out };
-        block.run()?;
+        let block = Block { first, tokens: block_tokens.min(tokens - first), ..block(layout) };
+        match cut {
+            Some(cut) => block.hopper(cut)?,
+            None => block.run()?,
+        }
     }
     Ok(())
 }
@@ -177,6 +186,13 @@ impl Side<'_> {
     fn buffers(&self) -> [Arg; 3] {
         let of = |t: Option<&Tensor>| t.map_or(Arg::NULL, Tensor::arg);
         [self.weight.codes().arg(), of(self.weight.scales()), of(self.weight.row_scales())]
+    }
+
+    /// As the path for Hopper takes it.
+    fn stack(&self) -> moe_hopper::Stack {
+        let [codes, _, scales] = self.buffers();
+        let (rows, first, stride) = (self.weight.rows(), self.first, self.stride);
+        moe_hopper::Stack { codes, scales, rows, first, stride }
     }
 
     /// The stored scale of each slot's input.
@@ -306,16 +322,20 @@ impl Block<'_> {
         let [gate, up, down] = self.sides();
         let bf16 = self.call.x.dtype() == DType::Bf16;
         let alike = gate.form() == up.form() && gate.divides() == up.divides() && gate.shares_input(&up);
-        let few = self.pairs() <= DECODE_MOST_PAIRS.min(DECODE_PER_EXPERT * self.call.dims.experts);
-        if bf16 && alike && few && !self.call.batch_invariant && gate.decodes() && down.decodes() {
+        if bf16 && alike && self.few() && !self.call.batch_invariant && gate.decodes() && down.decodes() {
             return self.decode(gate, up, down);
         }
-        self.sort()?;
+        self.sort(0)?;
         match (self.tiled(gate, 2 * gate.rows), self.tiled(down, down.rows)) {
             (Some(x), Some(h)) if bf16 && alike => self.tiles([gate, up], x, down, h)?,
             _ => self.any(gate, up, down)?,
         }
-        self.combine()
+        self.combine(0, self.call.dims.hidden)
+    }
+
+    /// Few enough pairs for decode.
+    fn few(&self) -> bool {
+        self.pairs() <= DECODE_MOST_PAIRS.min(DECODE_PER_EXPERT * self.call.dims.experts)
     }
 
     fn sides(&self) -> [Side<'_>; 3] {
@@ -365,23 +385,61 @@ impl Block<'_> {
         ints(EXPERTS, [self.call.dims.experts, self.call.slots])
     }
 
-    fn sort(&self) -> Result<()> {
+    /// With `zeros` numbers that are 0 after the offsets.
+    fn sort(&self, zeros: usize) -> Result<()> {
         let experts = self.call.dims.experts;
         let grid = Grid::new([blocks(EXPERTS, experts, SORTED_EXPERTS)?, 1, 1], SORT_THREADS);
-        let [pairs, experts] = ints(EXPERTS, [self.pairs(), experts])?;
+        let [pairs, experts, zeros] = ints(EXPERTS, [self.pairs(), experts, zeros])?;
         let (sorted, offsets) = (self.piece(self.layout.sorted), self.piece(self.layout.offsets));
-        self.cuda.launch(Kernel::new(MODULE, "sort_pairs"), grid, &[self.ids(), sorted, offsets, pairs, experts])
+        self.cuda.launch(Kernel::new(MODULE, "sort_pairs"), grid, &[self.ids(), sorted, offsets, pairs, experts, zeros])
     }
 
-    fn combine(&self) -> Result<()> {
+    /// The sums over experts of `columns` columns from `from` on, which the pairs' outputs are.
+    fn combine(&self, from: usize, columns: usize) -> Result<()> {
         let Dims { hidden, top_k, .. } = self.call.dims;
-        let grid = combine_grid(EXPERTS, self.tokens, hidden)?;
+        let grid = combine_grid(EXPERTS, self.tokens, columns)?;
         let kernel = Kernel::new(MODULE, entry!(self.call.x.dtype(), "combine"));
-        let [hidden, top_k] = ints(EXPERTS, [hidden, top_k])?;
+        let out = self.out.arg_at(self.first * hidden + from);
+        let [columns, hidden, top_k] = ints(EXPERTS, [columns, hidden, top_k])?;
         let [experts, slots] = self.counts()?;
         let y = self.piece(self.layout.y);
-        let args = [y, self.ids(), self.mix(), self.table(), self.out(), hidden, top_k, experts, slots];
+        let args = [y, self.ids(), self.mix(), self.table(), out, columns, hidden, top_k, experts, slots];
         self.cuda.launch(kernel, grid, &args)
+    }
+
+    // Hopper.
+
+    /// Whether the path for Hopper takes this call, which `self` has all tokens of.
+    fn takes_hopper(&self) -> bool {
+        let [gate, up, down] = self.sides();
+        let by_rows = |side: &Side| side.form() == Stored::Fp8 && side.act == ActScheme::Fp8Token;
+        let forms = self.call.x.dtype() == DType::Bf16 && [gate, up, down].iter().all(by_rows);
+        forms
+            && !self.few()
+            && !self.call.batch_invariant
+            && moe_hopper::takes(self.cuda, self.call.spec, self.call.dims)
+    }
+
+    fn hopper(&self, cut: Cut) -> Result<()> {
+        let Call { spec, dims, slots, .. } = *self.call;
+        let [gate, up, down] = self.sides();
+        let tickets = cut.tickets(dims);
+        self.sort(tickets)?;
+        let (sorted, offsets) = (self.piece(self.layout.sorted), self.piece(self.layout.offsets));
+        let ticket = |i: usize| self.piece(self.layout.offsets + 4 * (dims.experts + 1 + i) as u64);
+        let common = moe_hopper::Common { dims, slots, pairs: self.pairs(), table: self.table(), sorted, offsets };
+        let (h, y) = (self.piece(self.layout.h), self.piece(self.layout.y));
+        let x = self.quantised(gate, self.x(), dims.top_k, 0)?;
+        let stacks = [gate.stack(), up.stack()];
+        moe_hopper::gate_up(self.cuda, spec, &common, [x.codes, x.scales], stacks, (h, ticket(0)))?;
+        let x = self.quantised(down, h, 1, 2)?;
+        for (i, from) in (0..dims.hidden).step_by(cut.columns).enumerate() {
+            let columns = cut.columns.min(dims.hidden - from);
+            let stack = moe_hopper::Stack { first: down.first + from, ..down.stack() };
+            moe_hopper::down(self.cuda, spec, &common, [x.codes, x.scales], stack, (y, ticket(1 + i)), columns)?;
+            self.combine(from, columns)?;
+        }
+        Ok(())
     }
 
     // Decode.
@@ -394,7 +452,7 @@ impl Block<'_> {
             return self.decode_down_combine(down, h);
         }
         self.decode_product("decode_down", &[down], 2 * DECODE_TILE, h, 1, y)?;
-        self.combine()
+        self.combine(0, self.call.dims.hidden)
     }
 
     /// `warp_rows` are the rows that a warp takes at a time, `per_row` the pairs that share a row of the input `x`.

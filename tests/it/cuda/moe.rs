@@ -299,6 +299,41 @@ fn many_pairs_of_one_expert_and_experts_without_any() {
     }
 }
 
+/// Codes under scales of tokens and of weight rows, in numbers that have a path of their own on Hopper.
+#[test]
+fn many_pairs_of_codes_under_scales_of_rows() {
+    let form = SCHEMES[1];
+    let shapes = [
+        // Several runs of rows and steps of columns, the last of both partly filled.
+        (333, Dims { hidden: 528, inter: 272, experts: 9, top_k: 3 }),
+        (130, Dims { hidden: 16, inter: 16, experts: 3, top_k: 1 }),
+        // More experts than a warp has lanes.
+        (150, Dims { hidden: 144, inter: 160, experts: 70, top_k: 4 }),
+    ];
+    for (seed, (tokens, dims)) in shapes.into_iter().enumerate() {
+        let layers = [Layer::new(seed as u64, dims, form, form), Layer::apart(seed as u64, dims, [form; 3])];
+        let even = Step::new(80 + seed as u64, tokens, dims);
+        // Everyone goes to one expert, and no one to another.
+        let mut skewed = even.clone();
+        for ids in skewed.ids.chunks_mut(dims.top_k).filter(|ids| !ids.contains(&0)) {
+            let last = ids.iter().position(|id| *id == dims.experts as i32 - 1);
+            ids[last.unwrap_or(0)] = 0;
+        }
+        for (layer, step) in [(&layers[0], &even), (&layers[0], &skewed), (&layers[1], &even)] {
+            let what = format!("{tokens} tokens of {dims:?}, {} parts", layer.parts.len());
+            compare(&what, Numerics::BF16, true, layer, step);
+        }
+    }
+}
+
+/// On Hopper codes under scales of rows have one block of tokens here, and outputs in two parts.
+#[test]
+fn a_step_too_long_for_whole_outputs() {
+    let dims = Dims { hidden: 1024, inter: 32, experts: 64, top_k: 64 };
+    let layer = Layer::new(11, dims, SCHEMES[1], SCHEMES[1]);
+    compare("a long step", Numerics::BF16, true, &layer, &Step::new(11, 1000, dims));
+}
+
 /// A card so small that decode gives each block several turns of rows.
 fn small_card(numerics: Numerics) -> Option<Rig> {
     let spec = DeviceSpec { sms: 1, ..cards::find("h200").unwrap() };
@@ -350,6 +385,23 @@ fn a_token_is_the_same_bits_in_any_company_on_its_path() {
 }
 
 #[test]
+fn a_token_is_the_same_bits_among_few_and_among_many() {
+    for (seed, form) in KINDS.into_iter().enumerate() {
+        let layer = Layer::new(seed as u64, WHOLE, form, form);
+        let Some(pair) = Pair::new("company of many", Numerics::BF16, work(100, WHOLE)) else { return };
+        let w = layer.on(&pair.cuda);
+        let step = Step::new(90 + seed as u64, 100, WHOLE);
+        let whole = step.run(&pair.cuda, &layer, &w);
+        // All of them more than decode takes.
+        for (from, count) in [(0, 13), (50, 14), (60, 40), (1, 99)] {
+            let part = step.rows(WHOLE, from, count).run(&pair.cuda, &layer, &w);
+            let what = format!("{form:?}, tokens {from}..{}", from + count);
+            assert_same(&what, &bits(&part), &bits(&whole[from * WHOLE.hidden..(from + count) * WHOLE.hidden]));
+        }
+    }
+}
+
+#[test]
 fn the_same_bits_every_time() {
     let times = if place() == Where::Card { 1000 } else { 3 };
     for (seed, form) in KINDS.into_iter().enumerate() {
@@ -373,10 +425,11 @@ fn an_absent_expert_adds_nothing_and_what_is_out_of_range_is_nan() {
     for (numerics, tokens) in [
         (Numerics::BF16, 4),
         (Numerics::BF16, 11),
+        (Numerics::BF16, 40),
         (numerics(DType::Bf16, ActQuant::Checkpoint, true), 11),
         (Numerics::F32, 11),
     ] {
-        for form in [BF16, SCHEMES[0], SCHEMES[4]] {
+        for form in [BF16, SCHEMES[0], SCHEMES[1], SCHEMES[4]] {
             let mut layer = Layer::new(5, WHOLE, form, form);
             let Some(pair) = Pair::new("absent", numerics, work(tokens, WHOLE)) else { return };
             let mut step = Step::new(5, tokens, WHOLE);
@@ -424,6 +477,7 @@ fn nan_stays_where_it_is() {
         for (numerics, tokens) in [
             (Numerics::BF16, 4),
             (Numerics::BF16, 12),
+            (Numerics::BF16, 40),
             (numerics(DType::Bf16, ActQuant::Checkpoint, true), 12),
             (Numerics::F32, 4),
         ] {
