@@ -304,11 +304,15 @@ pub fn quantised_cases() -> Vec<Case> {
     let nvfp4 = LinearSpec { act: ActScheme::None, scheme: Scheme::Nvfp4(Divides), ..head };
     cases.push(Case { name: "prefill-nvfp4", shape: Shape { tokens: 256, x: Bf16, w: nvfp4, out: Bf16 } });
     // Enough rows on both sides for Hopper's kernel, and none that its tiles divide.
-    for sense in [Divides, Multiplies] {
-        for act in [ActScheme::None, ActScheme::Nvfp4] {
-            let w = LinearSpec { rows: 5633, cols: 256, scheme: Scheme::Nvfp4(sense), act, segment_rows: 5633 };
-            cases.push(Case { name: "many-nvfp4", shape: Shape { tokens: 65, x: Bf16, w, out: Bf16 } });
-        }
-    }
+    let many = [
+        ("many-nvfp4-divides", Divides, ActScheme::None),
+        ("many-nvfp4-multiplies", Multiplies, ActScheme::None),
+        ("many-nvfp4-input-divides", Divides, ActScheme::Nvfp4),
+        ("many-nvfp4-input-multiplies", Multiplies, ActScheme::Nvfp4),
+    ];
+    cases.extend(many.map(|(name, sense, act)| {
+        let w = LinearSpec { rows: 5633, cols: 256, scheme: Scheme::Nvfp4(sense), act, segment_rows: 5633 };
+        Case { name, shape: Shape { tokens: 65, x: Bf16, w, out: Bf16 } }
+    }));
     cases
 }
