@@ -198,8 +198,11 @@ DEVICE void octet(const T* x, int c, int cols, bool runs, float (&v)[8]) {
   }
 }
 
-// By token, a row of at most HELD runs of eight for each lane, which stay in registers between the maximum and the codes.
-template <int HELD, class T>
+// Runs of eight of a short row that a lane keeps in registers between the maximum and the codes: an expert's activations.
+constexpr int HELD = 2;
+
+// By token, a row of at most HELD runs for each lane.
+template <class T>
 DEVICE void quantise_held(const T* x, uint8_t* codes, float* row_scale, int cols) {
   int lane = threadIdx.x & 31;
   float held[HELD][8];
@@ -217,8 +220,6 @@ DEVICE void quantise_held(const T* x, uint8_t* codes, float* row_scale, int cols
     if (c < cols) store_e4m3(codes + c, held[i], scale);
   }
 }
-constexpr int SHORT = 2, LONG = 8;
-
 // Codes and scales of the rows of an input, one warp per row. By token, row r is row r of x; by pair (`per_token` pairs of
 // one row of x), its stored scale is that of the pair's slot, and a pair that leads to none is left alone. Of an input by
 // pair already, `per_token` is 1.
@@ -257,12 +258,8 @@ DEVICE void quantise_rows(const T* x, const float* stored, const int* ids, const
   codes += int64_t(row) * cols;
   if (scheme == INPUT_TOKEN) {
     uint32_t most = 0;
-    if (runs && cols <= 8 * WARP * SHORT) {
-      quantise_held<SHORT>(x, codes, reinterpret_cast<float*>(scales) + row, cols);
-      return;
-    }
-    if (runs && cols <= 8 * WARP * LONG) {
-      quantise_held<LONG>(x, codes, reinterpret_cast<float*>(scales) + row, cols);
+    if (runs && cols <= 8 * WARP * HELD) {
+      quantise_held(x, codes, reinterpret_cast<float*>(scales) + row, cols);
       return;
     }
     for (int c = 8 * lane; c < cols; c += 8 * WARP) {
@@ -523,20 +520,20 @@ DEVICE void combine(const T* y, const int* ids, const float* weights, const int*
   bool wide = sizeof(T) == 2 && hidden % 8 == 0 && aligned16(y, 0) && aligned16(out, pitch * 2);
   int count = hidden - c < 8 ? hidden - c : 8;
   float sum[8] = {};
-  for (int from = 0; from < top_k; from += TOGETHER) {
-    // What a pair leads to and its row are asked for before any is added: no answer waits for another's.
-    int slot[TOGETHER];
-    float weight[TOGETHER];
-#pragma unroll
-    for (int i = 0; i < TOGETHER; i++) {
-      int64_t pair = token * top_k + from + i;
-      bool in = from + i < top_k;
-      slot[i] = in ? slot_of(ids[pair], table, experts, slots) : ABSENT;
-      weight[i] = !in || slot[i] < 0 ? bits_f32(0x7FC00000u) : weights[pair];
-    }
-    const T* rows = y + (token * top_k + from) * hidden + c;
-    if (wide) {
+  if (wide) {
+    for (int from = 0; from < top_k; from += TOGETHER) {
+      // What a pair leads to and its row are asked for before any is added: no answer waits for another's.
+      int slot[TOGETHER];
+      float weight[TOGETHER];
       Words4 v[TOGETHER] = {};
+#pragma unroll
+      for (int i = 0; i < TOGETHER; i++) {
+        int64_t pair = token * top_k + from + i;
+        bool in = from + i < top_k;
+        slot[i] = in ? slot_of(ids[pair], table, experts, slots) : ABSENT;
+        weight[i] = !in || slot[i] < 0 ? bits_f32(0x7FC00000u) : weights[pair];
+      }
+      const T* rows = y + (token * top_k + from) * hidden + c;
 #pragma unroll
       for (int i = 0; i < TOGETHER; i++) {
         if (slot[i] >= 0) v[i] = load16(rows + int64_t(i) * hidden);
@@ -550,14 +547,17 @@ DEVICE void combine(const T* y, const int* ids, const float* weights, const int*
           sum[2 * j + 1] += weight[i] * bf16_high(v[i].w[j]);
         }
       }
-    } else {
+    }
+  } else {
+    for (int k = 0; k < top_k; k++) {
+      int64_t pair = token * top_k + k;
+      int slot = slot_of(ids[pair], table, experts, slots);
+      if (slot == ABSENT) continue;
+      float weight = slot < 0 ? bits_f32(0x7FC00000u) : weights[pair];
+      const T* row = y + pair * hidden + c;
 #pragma unroll
-      for (int i = 0; i < TOGETHER; i++) {
-        if (slot[i] == ABSENT) continue;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-          if (j < count) sum[j] += slot[i] < 0 ? weight[i] : weight[i] * to_f32(rows[int64_t(i) * hidden + j]);
-        }
+      for (int i = 0; i < 8; i++) {
+        if (i < count) sum[i] += slot < 0 ? weight : weight * to_f32(row[i]);
       }
     }
   }
