@@ -370,15 +370,15 @@ struct Gemm {
     opaque(base);
     Loader<XRows, WRows> loader;
     decltype(loader)::start(loader, x, w, cols);
-    // No kernel writes weights: those of the first stages come while the kernels before end.
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) {
-      if (s < steps) decltype(loader)::next_w(loader, base + s * STAGE_BYTES);
-    }
+    // No kernel writes weights: the first stage's come while the kernels before end. More would delay the first product: a
+    // stage is there once all copies begun before it are.
+    decltype(loader)::next_w(loader, base);
     wait_for_earlier_kernels();
+    decltype(loader)::next_x(loader, base);
+    cp_async_commit();
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) {
-      if (s < steps) decltype(loader)::next_x(loader, base + s * STAGE_BYTES);
+    for (int s = 1; s < STAGES - 1; s++) {
+      if (s < steps) decltype(loader)::next(loader, base + s * STAGE_BYTES);
       cp_async_commit();
     }
     int slot = 0;

@@ -158,8 +158,10 @@ fn numerics(act: DType, act_quant: ActQuant, batch_invariant: bool) -> Numerics 
 /// for the activation, each output and the result: a row in which one large value turns is off by 2^-8 of it at most; half the rows have none.
 /// Quantised activations: such a step of one value can move a code, or a scale and with it many codes: one step of e4m3 is
 /// 2^-3, of e2m1 it is a half. Most rows have none of that; those are the majority that must be as near as without.
+/// `coarse`: products by Hopper's own FP8 instructions, whose sums keep 14 bits or so below a product's largest term. A hidden
+/// value of a few 1e-4 beside its twin falls to another code once in hundreds, and a row has thousands of them.
 #[track_caller]
-fn assert_rows(what: &str, act: DType, quantised: bool, hidden: usize, cuda: &[f32], cpu: &[f32]) {
+fn assert_rows(what: &str, act: DType, [quantised, coarse]: [bool; 2], hidden: usize, cuda: &[f32], cpu: &[f32]) {
     assert_eq!(cuda.len(), cpu.len());
     assert!(cpu.iter().any(|v| *v != 0.0), "{what}: nothing to compare");
     let tight = if act == DType::F32 { 2e-6 } else { 1e-3 };
@@ -170,15 +172,28 @@ fn assert_rows(what: &str, act: DType, quantised: bool, hidden: usize, cuda: &[f
     errors.sort_by(f64::total_cmp);
     let (median, worst) = (errors[errors.len() / 2], errors[errors.len() - 1]);
     assert!(worst <= loose, "{what}: a row is off by {worst:e}, bound {loose:e}; median {median:e}");
-    let typical = if quantised && act == DType::Bf16 { 4.0 * tight } else { tight };
+    let typical = match (quantised && act == DType::Bf16, coarse) {
+        (true, true) => 10.0 * tight,
+        (true, false) => 4.0 * tight,
+        (false, _) => tight,
+    };
     assert!(median <= typical, "{what}: half the rows are off by {median:e}, bound {typical:e}");
 }
 
 #[track_caller]
 fn compare(what: &str, numerics: Numerics, quantised: bool, layer: &Layer, step: &Step) -> Option<Vec<f32>> {
+    compare_within(what, numerics, [quantised, false], layer, step)
+}
+
+/// As [`compare`], of steps that take Hopper's own path on a card.
+fn compare_coarse(what: &str, layer: &Layer, step: &Step) {
+    compare_within(what, Numerics::BF16, [true, place() == Where::Card], layer, step);
+}
+
+fn compare_within(what: &str, numerics: Numerics, how: [bool; 2], layer: &Layer, step: &Step) -> Option<Vec<f32>> {
     let pair = Pair::new(what, numerics, work(step.tokens, layer.dims))?;
     let (cpu, cuda) = pair.run(|rig| step.run(rig, layer, &layer.on(rig)));
-    assert_rows(what, numerics.activations, quantised, layer.dims.hidden, &cuda, &cpu);
+    assert_rows(what, numerics.activations, how, layer.dims.hidden, &cuda, &cpu);
     Some(cuda)
 }
 
@@ -321,7 +336,7 @@ fn many_pairs_of_codes_under_scales_of_rows() {
         }
         for (layer, step) in [(&layers[0], &even), (&layers[0], &skewed), (&layers[1], &even)] {
             let what = format!("{tokens} tokens of {dims:?}, {} parts", layer.parts.len());
-            compare(&what, Numerics::BF16, true, layer, step);
+            compare_coarse(&what, layer, step);
         }
     }
 }
@@ -331,7 +346,7 @@ fn many_pairs_of_codes_under_scales_of_rows() {
 fn a_step_too_long_for_whole_outputs() {
     let dims = Dims { hidden: 1024, inter: 32, experts: 64, top_k: 64 };
     let layer = Layer::new(11, dims, SCHEMES[1], SCHEMES[1]);
-    compare("a long step", Numerics::BF16, true, &layer, &Step::new(11, 1000, dims));
+    compare_coarse("a long step", &layer, &Step::new(11, 1000, dims));
 }
 
 /// A card so small that decode gives each block several turns of rows.
