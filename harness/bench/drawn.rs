@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     fn logits() -> Vec<f32> {
-        (0..300).map(|id| 3.0 * ((id * 7919 % 301) as f32 / 150.0 - 1.0)).collect()
+        (0..300).map(|id| 30.0 * ((id * 7919 % 301) as f32 / 150.0 - 1.0)).collect()
     }
 
     fn sampled() -> SampleRow {
@@ -140,10 +140,9 @@ mod tests {
         for wrong in [
             SampleRow { temperature: 1.0, ..row.clone() },
             SampleRow { temperature: 0.5, ..row.clone() },
-            SampleRow { top_k: 40, ..row.clone() },
             SampleRow { top_p: 1.0, ..row.clone() },
             SampleRow { top_k: 10, ..row.clone() },
-            SampleRow { bias: vec![(0, 9.0)], ..row.clone() },
+            SampleRow { bias: vec![(0, 60.0)], ..row.clone() },
             SampleRow::greedy(),
         ] {
             let wrong = judged(&wrong);

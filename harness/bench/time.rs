@@ -35,6 +35,8 @@ const REPETITION_SAMPLES: usize = 16;
 const REPETITION: Duration = Duration::from_millis(50);
 /// Repetitions of a row at least, where a card is looked at: a clock is odd only beside others.
 const LEAST_REPETITIONS: usize = 3;
+/// Disturbed repetitions of a row at most, unless as many are clean.
+const MOST_DISTURBED: usize = 10;
 /// Runs and share of the time that are thrown away first.
 const WARM_UP_RUNS: usize = 3;
 const WARM_UP_SHARE: f64 = 0.2;
@@ -226,6 +228,10 @@ fn sample(
             }
             next_look = 2 * of_clean.len();
         }
+        let undisturbed = clean.iter().filter(|clean| **clean).count();
+        if clean.len() - undisturbed >= MOST_DISTURBED.max(undisturbed) {
+            break;
+        }
         if let (Some(lookout), Some(false)) = (&mut lookout, clean.last()) {
             end += lookout.cool_down();
         }
@@ -332,9 +338,9 @@ mod tests {
         assert_eq!((samples.seconds.len(), samples.thrown, samples.dirty, cooled), (48, 0, None, 0));
         let (samples, cooled) = looked_at(|at| at != 1, Duration::from_secs(9));
         assert_eq!((samples.seconds.len(), samples.thrown, cooled), (32, 16, 1));
-        let (samples, cooled) = looked_at(|_| false, Duration::from_millis(30));
+        let (samples, cooled) = looked_at(|_| false, Duration::from_secs(9));
         assert_eq!((samples.thrown, samples.dirty.as_deref()), (0, Some("heat")));
-        assert!(cooled >= 1 && !samples.seconds.is_empty());
+        assert_eq!((samples.seconds.len(), cooled), (160, 9), "a card that stays disturbed is not waited for");
     }
 
     #[test]
