@@ -27,7 +27,7 @@ use super::shapes::{Draw, Op, Shape};
 const CHECKED_FEATURES: usize = 64;
 /// Tokens that are drawn from one row of logits: what a chi-square needs, and less where a processor emulates the card.
 const CARD_DRAWS: usize = 4096;
-const HOST_DRAWS: usize = 512;
+const HOST_DRAWS: usize = 256;
 /// Under the root of a norm.
 const EPS: f32 = 1e-6;
 /// Relative norm of a difference that rounding to bf16 explains, several times over: a kernel that reads the wrong operand
