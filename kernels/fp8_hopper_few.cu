@@ -42,7 +42,6 @@ KERNEL LAUNCH_BOUNDS(THREADS, 1)
     fp8_hopper_few(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, bf16* y,
                    int64_t y_pitch, const float* x_scales, float x_scale_of_all, const float* w_scales, int m, int n,
                    int k, int box, int stages) {
-  let_next_kernel_begin();
   DYNAMIC_SHARED(shared);
   int box_bytes = (box + TOKENS) * TILE_K, stage_bytes = BOXES * box_bytes;
   // Floats from one token's sums to the next: the lanes of a warp then store to 32 banks.
@@ -98,7 +97,7 @@ KERNEL LAUNCH_BOUNDS(THREADS, 1)
     }
     return;
   }
-  wait_for_earlier_kernels();
+  after_earlier_kernels();
   uint32_t parity = 0;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     float total[ROW_TILES][SUMS];

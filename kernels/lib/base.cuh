@@ -29,7 +29,8 @@ typedef unsigned long long uint64_t;
 #define DEVICE static __device__ __forceinline__
 #endif
 
-// Where a launch asks for overlap (sm_90 and later), the next kernel's blocks may be placed once all of this one's are here.
+// Where a launch asks for overlap (sm_90 and later), the next kernel's blocks may be placed once all of this one's have come
+// here. After the wait: placed while the kernels before still run, they would crowd on the multiprocessors that are free first.
 DEVICE void let_next_kernel_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -45,8 +46,8 @@ DEVICE void wait_for_earlier_kernels() {
 
 // First in every kernel that has nothing to do before.
 DEVICE void after_earlier_kernels() {
-  let_next_kernel_begin();
   wait_for_earlier_kernels();
+  let_next_kernel_begin();
 }
 
 #define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))

@@ -373,7 +373,7 @@ struct Gemm {
     // No kernel writes weights: the first stage's come while the kernels before end. More would delay the first product: a
     // stage is there once all copies begun before it are.
     decltype(loader)::next_w(loader, base);
-    wait_for_earlier_kernels();
+    after_earlier_kernels();
     decltype(loader)::next_x(loader, base);
     cp_async_commit();
 #pragma unroll
