@@ -212,10 +212,11 @@ DEVICE void gate_a(ChunkMatrices& to, const float (&product)[2][4], int tile, co
 
 // T, P and the diagonals of the chunks of a piece, heads of 128 x 128. Grid: (value heads / heads_per_block, chunks); the
 // heads of a block share a key head. The matrices of chunk y and head h are at work + (y * value_heads + h) * CHUNK_BYTES.
+// Nothing is let begin meanwhile: the scan has fewer blocks than a card multiprocessors, and they would crowd on those first free.
 KERNEL LAUNCH_BOUNDS(CHUNK_THREADS, CHUNK_BLOCKS)
 chunk_bf16(const bf16* conv, const float* g, const float* beta, const int* starts, unsigned char* work, int spans,
            int first_chunk, int tokens, int key_heads, int value_heads, int heads_per_block) {
-  after_earlier_kernels();
+  wait_for_earlier_kernels();
   __shared__ __align__(16) unsigned char shared[sizeof(ChunkMatrices) > sizeof(ChunkTiles) ? sizeof(ChunkMatrices) : sizeof(ChunkTiles)];
   __shared__ float q_factor[CHUNK], k_factor[CHUNK], betas[CHUNK];
   __shared__ Sum sums[CHUNK];
