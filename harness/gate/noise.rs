@@ -1,13 +1,11 @@
-//! How often the verdicts are wrong, on samples of real runs: the decode steps of an H200 in `results/h200`, and of a shared
-//! two-core machine in `tests/fixtures/noise`. A run is drawn from a set as a run is made: repetitions, each all of one kept
+//! How often the verdicts are wrong, on samples of real runs in `tests/fixtures/noise`: the decode steps of an H200, and of a
+//! shared two-core machine. A run is drawn from a set as a run is made: repetitions, each all of one kept
 //! repetition's steps drawn anew, so that what differs between repetitions and what differs between steps are both in it.
 
 use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::gate::compare::samples;
-use crate::gate::runs::Run;
 use crate::stats::{Draw, Summary};
 use crate::verdict::{Comparison, MOST_HALF_WIDTH, Rule, Verdict};
 
@@ -29,30 +27,21 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every cell of `results/h200` that decoded for more than a few steps.
+/// Cells of an H200 that decoded for more than a few steps.
 fn of_a_card() -> Vec<Set> {
-    let mut sets = Vec::new();
-    let mut folders: Vec<_> =
-        std::fs::read_dir(root().join("results/h200")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    folders.sort();
-    for folder in folders.iter().filter(|folder| folder.join("sweep.jsonl").is_file()) {
-        for (key, row) in Run::read(folder).unwrap().rows {
-            let (steps, count) = (&row.tpot_samples_ms, row.prefill_samples_ms.len());
-            if count > 0 && steps.len() >= 10 * count {
-                assert_eq!(samples(&row, "TPOT").len(), count);
-                let repetitions = steps.chunks(steps.len() / count).map(<[f64]>::to_vec).collect();
-                sets.push(Set { name: key.to_string(), repetitions });
-            }
-        }
-    }
+    let sets = sets("h200");
     assert!(sets.len() >= 15, "{}", sets.len());
     sets
 }
 
+fn sets(machine: &str) -> Vec<Set> {
+    let file = root().join("tests/fixtures/noise").join(machine).with_extension("json");
+    serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
+}
+
 /// Sets of one thread of a shared machine of two cores, from its quietest moments to its worst.
 fn of_a_processor() -> Vec<Set> {
-    let text = std::fs::read_to_string(root().join("tests/fixtures/noise/cpu.json")).unwrap();
-    let sets: Vec<Set> = serde_json::from_str(&text).unwrap();
+    let sets = sets("cpu");
     assert!(sets.len() == 3 && sets.iter().all(|set| set.repetitions.len() >= 12));
     sets
 }
