@@ -30,7 +30,7 @@ fn script(dir: &Path, name: &str, body: &str) -> String {
 
 /// An H200's rows, their times multiplied.
 fn rows(dir: &Path, name: &str, by: f64) -> PathBuf {
-    let file = "results/h200/qwen3.6-27b-fp8-channel-decode/sweep.jsonl";
+    let file = "tests/fixtures/runs/qwen3.6-27b-fp8-channel-decode/sweep.jsonl";
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
     let mut out = String::new();
     for line in text.lines() {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::verb::{ok, rows, run};
 
-const RUN: &str = "results/h200/qwen3.6-27b-fp8-channel-decode";
+const RUN: &str = "tests/fixtures/runs/qwen3.6-27b-fp8-channel-decode";
 
 /// What SQLite answers to `query` after it has loaded `sql`, as JSON rows. Python brings SQLite with it.
 fn sqlite(sql: &str, query: &str) -> Vec<Value> {

@@ -8,7 +8,7 @@ use crate::verb::{Ran, highwater};
 
 /// Rows of an H200's sweep with twelve repetitions: medians of seven of its own decode steps stand for theirs.
 fn rows() -> Vec<Value> {
-    let file = "results/h200/qwen3.6-27b-fp8-channel-decode/sweep.jsonl";
+    let file = "tests/fixtures/runs/qwen3.6-27b-fp8-channel-decode/sweep.jsonl";
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
     let mut rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     for row in &mut rows {
