@@ -21,7 +21,7 @@ KERNEL LAUNCH_BOUNDS(G::THREADS, G::BLOCKS_PER_SM)
     fp8_gemm(const uint8_t* x, int64_t x_pitch, const float* x_scales, float x_scale, const uint8_t* w,
              const float* w_blocks, int segment_rows, const float* w_scales, void* y, int64_t y_pitch, int y_bf16,
              int tokens, int rows, int cols) {
-  // Gemm waits for earlier kernels.
+  after_earlier_kernels();
   DYNAMIC_SHARED(shared);
   Projection p{x, x_pitch, nullptr, x_scales, x_scale, w,      nullptr, w_blocks, segment_rows,
                w_scales, 0, y, y_pitch, y_bf16, tokens, rows, cols};

@@ -86,7 +86,7 @@ using G = Gemm<PackedTile<TILE>, FORM_BF16, FORM_BF16, false>;
 KERNEL LAUNCH_BOUNDS(G::THREADS, G::BLOCKS_PER_SM)
     bf16_gemm(const uint8_t* x, int64_t x_pitch, const uint8_t* w, void* y, int64_t y_pitch, int y_bf16, int tokens,
               int rows, int cols) {
-  // Gemm waits for earlier kernels.
+  after_earlier_kernels();
   DYNAMIC_SHARED(shared);
   Projection p{x, x_pitch, nullptr, nullptr, 1.0f, w,      nullptr, nullptr, 1,
                nullptr, 0, y, y_pitch, y_bf16, tokens, rows, cols};

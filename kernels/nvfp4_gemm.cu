@@ -17,7 +17,7 @@ KERNEL LAUNCH_BOUNDS(G::THREADS, G::BLOCKS_PER_SM)
     nvfp4_gemm(const uint8_t* x, int64_t x_pitch, const uint8_t* x_groups, float x_scale, const uint8_t* w,
                const uint8_t* w_groups, const float* w_globals, int w_divides, void* y, int64_t y_pitch, int y_bf16,
                int tokens, int rows, int cols) {
-  // Gemm waits for earlier kernels.
+  after_earlier_kernels();
   DYNAMIC_SHARED(shared);
   Projection p{x, x_pitch, x_groups, nullptr, x_scale, w,      w_groups, nullptr, 1,
                w_globals, w_divides, y, y_pitch, y_bf16, tokens, rows, cols};

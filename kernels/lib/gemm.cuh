@@ -240,14 +240,8 @@ struct Gemm {
       if constexpr (X == FORM_NVFP4) l.x_scales = decltype(l.x_scales)::start(x, cols / NVFP4_GROUP, X_SCALES);
     }
     DEVICE void next(Loader& l, uint32_t stage) {
-      next_w(l, stage);
-      next_x(l, stage);
-    }
-    DEVICE void next_w(Loader& l, uint32_t stage) {
       decltype(l.w)::next(l.w, stage);
       if constexpr (W == FORM_NVFP4) decltype(l.w_scales)::next(l.w_scales, stage);
-    }
-    DEVICE void next_x(Loader& l, uint32_t stage) {
       decltype(l.x)::next(l.x, stage);
       if constexpr (X == FORM_NVFP4) decltype(l.x_scales)::next(l.x_scales, stage);
     }
@@ -370,14 +364,8 @@ struct Gemm {
     opaque(base);
     Loader<XRows, WRows> loader;
     decltype(loader)::start(loader, x, w, cols);
-    // No kernel writes weights: the first stage's come while the kernels before end. More would delay the first product: a
-    // stage is there once all copies begun before it are.
-    decltype(loader)::next_w(loader, base);
-    after_earlier_kernels();
-    decltype(loader)::next_x(loader, base);
-    cp_async_commit();
 #pragma unroll
-    for (int s = 1; s < STAGES - 1; s++) {
+    for (int s = 0; s < STAGES - 1; s++) {
       if (s < steps) decltype(loader)::next(loader, base + s * STAGE_BYTES);
       cp_async_commit();
     }
