@@ -28,11 +28,8 @@ struct Tile {
 };
 
 DEVICE Tile tile_of(int id, int tiles_m, int tiles_n) {
-  int per_group = GROUP_M * tiles_n;
-  int group = id / per_group, rest = id % per_group;
-  int first = group * GROUP_M, rows = min(tiles_m - first, GROUP_M);
-  int i = first + rest % rows, j = rest / rows;
-  return Tile{i * TILE_M, j * TILE_N};
+  Place at = place(id, GROUP_M, tiles_m, tiles_n);
+  return Tile{at.i * TILE_M, at.j * TILE_N};
 }
 
 // Four words of four neighbouring lanes, transposed: lane t of each four ends with word t of all of them, by lane.

@@ -111,15 +111,7 @@ DEVICE int take(Shared& s, int turn) {
   return id;
 }
 
-// Names and outputs of the first so many of d.
-#define HW_N8 "%0,%1,%2,%3,%4,%5,%6,%7"
-#define HW_N16 HW_N8 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define HW_N24 HW_N16 ",%16,%17,%18,%19,%20,%21,%22,%23"
-#define HW_N32 HW_N24 ",%24,%25,%26,%27,%28,%29,%30,%31"
-#define HW_N40 HW_N32 ",%32,%33,%34,%35,%36,%37,%38,%39"
-#define HW_N48 HW_N40 ",%40,%41,%42,%43,%44,%45,%46,%47"
-#define HW_N56 HW_N48 ",%48,%49,%50,%51,%52,%53,%54,%55"
-#define HW_N64 HW_N56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+// The first so many of d.
 #define HW_O8 HW_D8(0)
 #define HW_O16 HW_O8, HW_D8(8)
 #define HW_O24 HW_O16, HW_D8(16)
@@ -157,13 +149,6 @@ DEVICE void barrier_arrive_copied(uint64_t* barrier) {
 
 // Orders what threads have copied before what the tensor cores read.
 DEVICE void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// Four 8x8 matrices of bf16, transposed: lane l gives the address of the 8 elements of column l % 8 of matrix l / 8.
-DEVICE void store_transposed(void* column, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(column)), "r"(a),
-               "r"(b), "r"(c), "r"(d)
-               : "memory");
-}
 
 struct Stacked {
   const float* scales;
@@ -344,7 +329,7 @@ DEVICE void tile(float (&d)[2][SUMS], Shared& s, const Call& c, const Work& work
 #pragma unroll
     for (int r = 0; r < WIDTH / 64; r++) {
       int p = lane / 16 * 8 + lane % 8, row = 64 * r + 16 * warp + lane / 8 % 2 * 8;
-      store_transposed(results + p * PITCH + 2 * row, words[r][0][0], words[r][0][1], words[r][1][0], words[r][1][1]);
+      stmatrix_x4_trans(results + p * PITCH + 2 * row, {words[r][0][0], words[r][0][1], words[r][1][0], words[r][1][1]});
     }
     group_barrier(1 + group);
     constexpr int PIECES = WIDTH / 8;  // of 16 bytes

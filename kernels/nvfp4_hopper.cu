@@ -40,11 +40,8 @@ struct Tile {
 };
 
 DEVICE Tile tile_of(int id, int token_tiles, int row_tiles) {
-  int per_group = GROUP_TOKENS * row_tiles;
-  int group = id / per_group, rest = id % per_group;
-  int first = group * GROUP_TOKENS, height = min(token_tiles - first, GROUP_TOKENS);
-  int i = first + rest % height, j = rest / height;
-  return Tile{i * TOKENS, j * ROWS};
+  Place at = place(id, GROUP_TOKENS, token_tiles, row_tiles);
+  return Tile{at.i * TOKENS, at.j * ROWS};
 }
 
 // Four e4m3 scales as pairs of equal bf16, times 2^(126 - NVFP4_SHIFT).

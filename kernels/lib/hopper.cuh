@@ -97,6 +97,37 @@ DEVICE void stmatrix_x4_trans(void* column, const uint32_t (&r)[4]) {
                : "memory");
 }
 
+// A tile of two dimensions.
+struct Place {
+  int i, j;
+};
+
+// Tile number `id` where `height` tiles along i are taken together, so that one wave of blocks shares both operands in L2.
+DEVICE Place place(int id, int height, int tiles_i, int tiles_j) {
+  int per_group = height * tiles_j;
+  int group = id / per_group, rest = id % per_group;
+  int first = group * height, here = min(tiles_i - first, height);
+  return Place{first + rest % here, rest / here};
+}
+
+// The names of the first so many operands, and sums from the i-th on as operands.
+#define HW_N4 "%0,%1,%2,%3"
+#define HW_N8 HW_N4 ",%4,%5,%6,%7"
+#define HW_N16 HW_N8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define HW_N24 HW_N16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define HW_N32 HW_N24 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define HW_N40 HW_N32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define HW_N48 HW_N40 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define HW_N56 HW_N48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define HW_N64 HW_N56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define HW_N72 HW_N64 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#define HW_N80 HW_N72 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#define HW_N88 HW_N80 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define HW_N96 HW_N88 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define HW_N104 HW_N96 ",%96,%97,%98,%99,%100,%101,%102,%103"
+#define HW_N112 HW_N104 ",%104,%105,%106,%107,%108,%109,%110,%111"
+#define HW_N120 HW_N112 ",%112,%113,%114,%115,%116,%117,%118,%119"
+#define HW_N128 HW_N120 ",%120,%121,%122,%123,%124,%125,%126,%127"
 #define HW_D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define HW_D64(i) HW_D8(i), HW_D8(i + 8), HW_D8(i + 16), HW_D8(i + 24), HW_D8(i + 32), HW_D8(i + 40), HW_D8(i + 48), HW_D8(i + 56)
 
@@ -105,12 +136,7 @@ DEVICE void stmatrix_x4_trans(void* column, const uint32_t (&r)[4]) {
 DEVICE void product_e4m3(float (&d)[128], uint64_t a, uint64_t b, int keep) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"
-      "%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,"
-      "%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,"
-      "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, %128, %129, p, 1, 1;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" HW_N128 "}, %128, %129, p, 1, 1;\n}\n"
       : HW_D64(0), HW_D64(64)
       : "l"(a), "l"(b), "r"(keep));
 }
@@ -118,10 +144,7 @@ DEVICE void product_e4m3(float (&d)[128], uint64_t a, uint64_t b, int keep) {
 DEVICE void product_e4m3(float (&d)[64], uint64_t a, uint64_t b, int keep) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"
-      "%61,%62,%63}, %64, %65, p, 1, 1;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" HW_N64 "}, %64, %65, p, 1, 1;\n}\n"
       : HW_D64(0)
       : "l"(a), "l"(b), "r"(keep));
 }
@@ -129,9 +152,7 @@ DEVICE void product_e4m3(float (&d)[64], uint64_t a, uint64_t b, int keep) {
 DEVICE void product_e4m3(float (&d)[32], uint64_t a, uint64_t b, int keep) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"
-      "%26,%27,%28,%29,%30,%31}, %32, %33, p, 1, 1;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" HW_N32 "}, %32, %33, p, 1, 1;\n}\n"
       : HW_D8(0), HW_D8(8), HW_D8(16), HW_D8(24)
       : "l"(a), "l"(b), "r"(keep));
 }
@@ -139,8 +160,7 @@ DEVICE void product_e4m3(float (&d)[32], uint64_t a, uint64_t b, int keep) {
 DEVICE void product_e4m3(float (&d)[16], uint64_t a, uint64_t b, int keep) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {" HW_N16 "}, %16, %17, p, 1, 1;\n}\n"
       : HW_D8(0), HW_D8(8)
       : "l"(a), "l"(b), "r"(keep));
 }
@@ -148,8 +168,7 @@ DEVICE void product_e4m3(float (&d)[16], uint64_t a, uint64_t b, int keep) {
 DEVICE void product_e4m3(float (&d)[8], uint64_t a, uint64_t b, int keep) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {" HW_N8 "}, %8, %9, p, 1, 1;\n}\n"
       : HW_D8(0)
       : "l"(a), "l"(b), "r"(keep));
 }
@@ -157,8 +176,7 @@ DEVICE void product_e4m3(float (&d)[8], uint64_t a, uint64_t b, int keep) {
 DEVICE void product_e4m3(float (&d)[4], uint64_t a, uint64_t b, int keep) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {"
-      "%0,%1,%2,%3}, %4, %5, p, 1, 1;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {" HW_N4 "}, %4, %5, p, 1, 1;\n}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "l"(a), "l"(b), "r"(keep));
 }
@@ -168,12 +186,7 @@ DEVICE void product_e4m3(float (&d)[4], uint64_t a, uint64_t b, int keep) {
 DEVICE void product_bf16(float (&d)[128], const uint32_t (&a)[4], uint64_t b, int keep) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"
-      "%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,"
-      "%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,"
-      "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, {%128,%129,%130,%131}, %132, p, 1, 1, 0;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" HW_N128 "}, {%128,%129,%130,%131}, %132, p, 1, 1, 0;\n}\n"
       : HW_D64(0), HW_D64(64)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));
 }
@@ -181,11 +194,7 @@ DEVICE void product_bf16(float (&d)[128], const uint32_t (&a)[4], uint64_t b, in
 DEVICE void product_bf16(float (&d)[96], const uint32_t (&a)[4], uint64_t b, int keep) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"
-      "%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,"
-      "%90,%91,%92,%93,%94,%95}, {%96,%97,%98,%99}, %100, p, 1, 1, 0;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" HW_N96 "}, {%96,%97,%98,%99}, %100, p, 1, 1, 0;\n}\n"
       : HW_D64(0), HW_D8(64), HW_D8(72), HW_D8(80), HW_D8(88)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));
 }
@@ -193,10 +202,7 @@ DEVICE void product_bf16(float (&d)[96], const uint32_t (&a)[4], uint64_t b, int
 DEVICE void product_bf16(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int keep) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"
-      "%61,%62,%63}, {%64,%65,%66,%67}, %68, p, 1, 1, 0;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" HW_N64 "}, {%64,%65,%66,%67}, %68, p, 1, 1, 0;\n}\n"
       : HW_D64(0)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));
 }

@@ -1,6 +1,7 @@
 //! FP8 experts of many tokens on Hopper: how a step is cut, and the launches of kernels/moe_hopper.cu.
 
 use super::grids::int;
+use super::hopper::Matrix;
 use crate::device::cuda::{Arg, Cuda, Grid, Kernel};
 use crate::device::{Arch, DeviceSpec};
 use crate::error::Result;
@@ -136,7 +137,7 @@ pub(super) fn down(
     columns: usize,
 ) -> Result<()> {
     let inter = c.dims.inter;
-    let x = cuda.tensor_map(codes, [c.pairs as u64, inter as u64], inter as u64, [UNIT as u32, TILE_K as u32])?;
+    let x = Matrix { codes, rows: c.pairs, pitch: inter }.map(cuda, inter, [UNIT, TILE_K])?;
     let [first] = ints([w.first])?;
     let head = [x, map(cuda, w, inter)?, scales, w.scales, first];
     let tail = tail(c, w.stride, (out, ticket), (columns, inter))?;
@@ -155,7 +156,7 @@ fn ints<const N: usize>(values: [usize; N]) -> Result<[Arg; N]> {
 fn map(cuda: &Cuda, w: Stack, cols: usize) -> Result<Arg> {
     // The kernel counts rows in 32 bits.
     let _ = int(EXPERTS, w.rows)?;
-    cuda.tensor_map(w.codes, [w.rows as u64, cols as u64], cols as u64, [(ROWS / 2) as u32, TILE_K as u32])
+    Matrix { codes: w.codes, rows: w.rows, pitch: cols }.map(cuda, cols, [ROWS / 2, TILE_K])
 }
 
 /// The arguments after an entry's own.
