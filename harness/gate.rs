@@ -1,6 +1,6 @@
 //! `gate`: a run held to an earlier one, what `cargo bench` left to a saved baseline, or this program to itself.
 //!
-//! `runs` reads, `key` matches and says what may be compared, `compare` judges cell by cell with `memory` (`outside` is what
+//! `runs` reads, `key` matches, `conditions` says what may be compared, `compare` judges cell by cell with `memory` (`outside` is what
 //! lies beside the slab), `clocks` and `edges`; `notes` says what there is to know of whole runs, `next` is what to run where
 //! nothing is concluded, `report` how it all reads and the exit code. `kernels` judges the tables that `bench` writes;
 //! `criterion` reads criterion's files; `self_test` measures how often the verdicts are wrong on this machine, and `rates` how
@@ -9,6 +9,7 @@
 pub(crate) mod cli;
 mod clocks;
 pub(crate) mod compare;
+pub(crate) mod conditions;
 pub(crate) mod criterion;
 mod edges;
 pub(crate) mod kernels;

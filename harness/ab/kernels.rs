@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use super::{AbArgs, paired};
 use crate::bench::read::{Timed, find, read};
 use crate::failure::Failure;
-use crate::gate::key::Difference;
+use crate::gate::kernels::tools_differ;
 use crate::gate::report::{Kind, Report};
 use crate::verdict::Rule;
 
@@ -19,11 +19,8 @@ pub(super) fn report(folders: &[Vec<PathBuf>; 2], args: &AbArgs, next: &str) -> 
     let (bases, candidates) = (read_all(&folders[0])?, read_all(&folders[1])?);
     one_cache(&bases, &candidates)?;
     let mut report = Report::new(String::new(), String::new(), args.judge.threshold, args.judge.strict);
-    for ((what, base), (_, candidate)) in bases[0][0].tools().into_iter().zip(candidates[0][0].tools()) {
-        if base != candidate && !base.is_empty() && !candidate.is_empty() {
-            let (baseline, candidate) = (base.to_owned(), candidate.to_owned());
-            report.find(Kind::Note, None, Difference { what, baseline, candidate }.to_string(), None);
-        }
+    for difference in tools_differ(&bases[0][0], &candidates[0][0]) {
+        report.find(Kind::Note, None, difference.to_string(), None);
     }
     for row in &bases[0] {
         let name = row.name();

@@ -1,24 +1,26 @@
 //! Two runs, cell by cell: which cells are the same, whether they may be compared, and what became of each.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fmt::Write as _;
+use std::collections::HashMap;
 
-use crate::failure::{FAILED, Failure, UNDECIDED};
+use crate::failure::Failure;
 use crate::gate::cli::JudgeArgs;
 use crate::gate::clocks::{self, Slower};
+use crate::gate::conditions::{self, Words};
 use crate::gate::edges::{Edge, edges};
-use crate::gate::key::{Difference, Key, differences, tools_differ};
+use crate::gate::key::{Key, differences, tools_differ};
 use crate::gate::memory::Memory;
 use crate::gate::report::{Bytes, Kind, Report};
 use crate::gate::runs::{Run, passes};
 use crate::gate::{next, notes, outside};
-use crate::provenance::command_line;
 use crate::record::Row;
 use crate::status::Status;
 use crate::verdict::{Comparison, LEAST_SAMPLES, Rule, Verdict};
 
 /// The seed of every interval: the same rows give the same answer.
 const SEED: u64 = 1;
+
+/// What must be alike in two runs' cells.
+const CELLS: Words = Words { one: "cell", counted: "cells", alike: "card, driver and method" };
 
 /// What is timed of a cell.
 pub(crate) const METRICS: [&str; 2] = ["prefill", "TPOT"];
@@ -87,7 +89,8 @@ pub(crate) fn compare_with(
             Pair { key, name: key.to_string(), base, candidate: &candidate.rows[*c].1 }
         })
         .collect();
-    conditions(&pairs, terms, &mut report)?;
+    let rows: Vec<(&Row, &Row)> = pairs.iter().map(|pair| (pair.base, pair.candidate)).collect();
+    conditions::hold(&rows, [differences, tools_differ], &CELLS, terms, &mut report)?;
     for note in base.notes.iter().chain(&candidate.notes) {
         report.find(Kind::Note, None, note, None);
     }
@@ -156,37 +159,6 @@ fn matches(base: &Run, candidate: &Run, without: &[&str]) -> Matched {
     }
     found.only_candidate = (0..candidate.len()).filter(|at| !used[*at]).collect();
     found
-}
-
-/// Refuses runs that have no cell in common, and without `--force` those measured under other conditions.
-fn conditions(pairs: &[Pair], terms: Terms, report: &mut Report) -> Result<(), Failure> {
-    let listed = counted(pairs, differences);
-    let (from, to) = (&report.baseline, &report.candidate);
-    if pairs.is_empty() {
-        return Err(Failure::found(FAILED, format!("{from} and {to} have no cell in common")));
-    }
-    if !listed.is_empty() && !terms.force {
-        let code = if terms.strict { UNDECIDED } else { FAILED };
-        let what = format!("{from} and {to} were not measured alike: {}", listed.join("; "));
-        let help = "take a baseline of the same card, driver and method, or say --force to compare them all the same";
-        return Err(Failure::found(code, what).with_help(help));
-    }
-    for text in listed {
-        report.find(Kind::Environment, None, text, None);
-    }
-    for text in counted(pairs, tools_differ) {
-        report.find(Kind::Note, None, text, None);
-    }
-    Ok(())
-}
-
-/// What `find` finds of the pairs, each once, with the number of cells it is of.
-fn counted(pairs: &[Pair], find: fn(&Row, &Row) -> Vec<Difference>) -> Vec<String> {
-    let mut found: BTreeMap<Difference, usize> = BTreeMap::new();
-    for difference in pairs.iter().flat_map(|pair| find(pair.base, pair.candidate)) {
-        *found.entry(difference).or_default() += 1;
-    }
-    found.iter().map(|(difference, n)| format!("{difference} ({n} cells)")).collect()
 }
 
 /// How a cell ended, in a few words.
@@ -333,17 +305,10 @@ impl Judged<'_> {
         let (row, run) = if baseline { (self.pair.base, self.base) } else { (self.pair.candidate, self.candidate) };
         let folder = next::fresh(&run.path, METRICS.len() * (self.number - 1) + metric + 1);
         let sweep = next::sweep(row, &folder, comparison)?;
-        let (from, to) = (self.base.path.display().to_string(), self.candidate.path.display().to_string());
-        let again = folder.display().to_string();
-        let (from, to) = if baseline { (again, to) } else { (from, again) };
-        let words = ["highwater", "gate", from.as_str(), to.as_str(), "--subset"].map(str::to_owned);
-        let mut text = format!("{sweep} && {}", command_line(words.into_iter()));
-        if self.pair.base.binary_hash != self.pair.candidate.binary_hash {
-            let whose = if baseline { "baseline" } else { "candidate" };
-            let hash = row.binary_hash.as_deref().unwrap_or("of no known hash");
-            let _ = write!(text, " # the sweep by the program of the {whose}, {hash}");
-        }
-        Some(text)
+        let paths = [self.base.path.as_path(), self.candidate.path.as_path()];
+        let hash = row.binary_hash.as_deref().unwrap_or("of no known hash");
+        let other = (self.pair.base.binary_hash != self.pair.candidate.binary_hash).then_some(hash);
+        Some(next::and_gate(&sweep, &folder, baseline, paths, other.map(|hash| ("sweep", hash))))
     }
 }
 

@@ -1,16 +1,14 @@
 //! Two tables of kernels, row by row: which are the same, whether they may be compared, and which is slower. What is concluded
 //! from samples is `verdict`'s, as it is for sweeps.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
 use crate::bench::read::{Timed, find, read};
-use crate::failure::{FAILED, Failure, UNDECIDED};
+use crate::failure::Failure;
 use crate::gate::compare::Terms;
-use crate::gate::key::Difference;
+use crate::gate::conditions::{self, Difference, Words, differing};
 use crate::gate::next;
 use crate::gate::report::{Kind, Report};
 use crate::provenance::command_line;
@@ -20,6 +18,9 @@ use crate::verdict::{Comparison, Rule};
 const SEED: u64 = 1;
 /// Seconds a row is measured for where its command does not say.
 const ROW_SECONDS: f64 = 1.0;
+
+/// What must be alike in two tables' rows.
+const KERNELS: Words = Words { one: "kernel", counted: "rows", alike: "card, driver, method and cache" };
 
 /// The tables of kernels that two paths are or hold; none where both are something else. An error where only one is.
 pub(crate) fn files(baseline: &Path, candidate: &Path) -> Result<Option<[PathBuf; 2]>> {
@@ -74,7 +75,8 @@ fn compare(base: &[Timed], candidate: &[Timed], paths: [&Path; 2], terms: Terms)
             None => lacking.push(base),
         }
     }
-    conditions(&pairs, terms, &mut report)?;
+    let rows: Vec<(&Timed, &Timed)> = pairs.iter().map(|pair| (pair.base, pair.candidate)).collect();
+    conditions::hold(&rows, [differences, tools_differ], &KERNELS, terms, &mut report)?;
     for row in lacking.iter().filter(|row| row.median_us.is_some()) {
         let kind = if terms.subset { Kind::Note } else { Kind::Missing };
         report.find(kind, Some(&row.name()), "in the baseline and not in the candidate", None);
@@ -90,70 +92,35 @@ fn compare(base: &[Timed], candidate: &[Timed], paths: [&Path; 2], terms: Terms)
     Ok(report)
 }
 
-/// Refuses tables that have no row in common, and without `--force` rows that were measured under other conditions.
-fn conditions(pairs: &[Pair], terms: Terms, report: &mut Report) -> Result<(), Failure> {
-    let (from, to) = (&report.baseline, &report.candidate);
-    if pairs.is_empty() {
-        return Err(Failure::found(FAILED, format!("{from} and {to} have no kernel in common")));
-    }
-    let listed = counted(pairs, differences);
-    if !listed.is_empty() && !terms.force {
-        let code = if terms.strict { UNDECIDED } else { FAILED };
-        let what = format!("{from} and {to} were not measured alike: {}", listed.join("; "));
-        let help =
-            "take a baseline of the same card, driver, method and cache, or say --force to compare them all the same";
-        return Err(Failure::found(code, what).with_help(help));
-    }
-    for text in listed {
-        report.find(Kind::Environment, None, text, None);
-    }
-    for text in counted(pairs, tools_differ) {
-        report.find(Kind::Note, None, text, None);
-    }
-    Ok(())
-}
-
-/// What `find` finds of the pairs, each once, with the number of rows it is of.
-fn counted(pairs: &[Pair], find: fn(&Timed, &Timed) -> Vec<Difference>) -> Vec<String> {
-    let mut found: BTreeMap<Difference, usize> = BTreeMap::new();
-    for difference in pairs.iter().flat_map(|pair| find(pair.base, pair.candidate)) {
-        *found.entry(difference).or_default() += 1;
-    }
-    found.iter().map(|(difference, n)| format!("{difference} ({n} rows)")).collect()
-}
-
 /// Where the conditions of two rows differ.
 fn differences(base: &Timed, candidate: &Timed) -> Vec<Difference> {
+    let said = |text: &str| if text.is_empty() { "not said".to_owned() } else { text.to_owned() };
     let conditions = |row: &Timed| {
         let mut all = vec![
             ("method", row.method.to_string()),
-            ("card", row.card.clone()),
-            ("device", row.device_kind().to_owned()),
-            ("cache", row.cache.clone()),
-            ("build", row.profile.clone()),
+            ("card", said(&row.card)),
+            ("device", said(row.device_kind())),
+            ("cache", said(&row.cache)),
+            ("build", said(&row.profile)),
         ];
         if row.device_kind() == "cuda" {
-            all.extend([("driver", row.driver.clone()), ("GPU", row.gpu.clone())]);
-            all.extend([("power limit", row.power_limit_w.clone()), ("ECC", row.ecc.clone())]);
+            all.extend([("driver", said(&row.driver)), ("GPU", said(&row.gpu))]);
+            all.extend([("power limit", said(&row.power_limit_w)), ("ECC", said(&row.ecc))]);
         } else {
-            all.extend([("CPU", row.cpu.clone()), ("cores", row.cores.map_or(String::new(), |n| n.to_string()))]);
+            all.extend([("CPU", said(&row.cpu)), ("cores", row.cores.map_or_else(|| said(""), |n| n.to_string()))]);
         }
         all
     };
-    let said = |text: String| if text.is_empty() { "not said".to_owned() } else { text };
-    let pairs = conditions(base).into_iter().zip(conditions(candidate));
-    pairs
-        .filter(|(a, b)| a.0 == b.0 && a.1 != b.1)
-        .map(|((what, a), (_, b))| Difference { what, baseline: said(a), candidate: said(b) })
-        .collect()
+    differing(conditions(base), conditions(candidate))
 }
 
 /// Where the compilers behind two rows differ, as far as both say.
-fn tools_differ(base: &Timed, candidate: &Timed) -> Vec<Difference> {
-    let both = base.tools().into_iter().zip(candidate.tools());
-    both.filter(|((_, a), (_, b))| a != b && !a.is_empty() && !b.is_empty())
-        .map(|((what, a), (_, b))| Difference { what, baseline: a.to_owned(), candidate: b.to_owned() })
-        .collect()
+pub(crate) fn tools_differ(base: &Timed, candidate: &Timed) -> Vec<Difference> {
+    let said =
+        base.tools().into_iter().zip(candidate.tools()).filter(|((_, a), (_, b))| !a.is_empty() && !b.is_empty());
+    let owned = |(what, tool): (&'static str, &str)| (what, tool.to_owned());
+    let (base, candidate) = said.map(|(a, b)| (owned(a), owned(b))).unzip();
+    differing(base, candidate)
 }
 
 fn wrong(row: &Timed) -> String {
@@ -215,20 +182,13 @@ impl Judged<'_> {
         if row.device.is_empty() {
             return None;
         }
-        let folder = next::fresh(path, self.number).display().to_string();
+        let folder = next::fresh(path, self.number);
         let cap = next::seconds(cap(&row.argv), comparison).to_string();
-        let (label, cache) = (row.label(), row.cache.as_str());
+        let (label, cache, out) = (row.label(), row.cache.as_str(), folder.display().to_string());
         let words = ["highwater", "bench", "--row", &label, "--device", &row.device, "--cache", cache, "--cap", &cap];
-        let bench = command_line(words.into_iter().chain(["--out", &folder]).map(str::to_owned));
-        let [from, to] = self.paths.map(|path| path.display().to_string());
-        let (from, to) = if baseline { (folder, to) } else { (from, folder) };
-        let gate = command_line(["highwater", "gate", &from, &to, "--subset"].map(str::to_owned).into_iter());
-        let mut text = format!("{bench} && {gate}");
-        if base.binary_hash != candidate.binary_hash {
-            let whose = if baseline { "baseline" } else { "candidate" };
-            let _ = write!(text, " # the bench by the program of the {whose}, {}", row.binary_hash);
-        }
-        Some(text)
+        let bench = command_line(words.into_iter().chain(["--out", &out]).map(str::to_owned));
+        let other = (base.binary_hash != candidate.binary_hash).then_some(("bench", row.binary_hash.as_str()));
+        Some(next::and_gate(&bench, &folder, baseline, self.paths, other))
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 
 use highwater::device::cards;
 
+use crate::gate::conditions::{Difference, differing};
 use crate::record::Row;
 
 /// What a cell is. Equal keys are the same cell.
@@ -124,23 +125,6 @@ impl fmt::Display for Key {
     }
 }
 
-/// A condition of measurement on which two rows disagree.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
-pub(crate) struct Difference {
-    /// Which.
-    pub(crate) what: &'static str,
-    /// What the baseline has.
-    pub(crate) baseline: String,
-    /// What the candidate has.
-    pub(crate) candidate: String,
-}
-
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} in the baseline, {} in the candidate", self.what, self.baseline, self.candidate)
-    }
-}
-
 /// Where the conditions of two rows differ: the version of rows and of method always, and for what was timed the card's
 /// driver, name, power limit and ECC, or the processor, and how the program was built.
 pub(crate) fn differences(base: &Row, candidate: &Row) -> Vec<Difference> {
@@ -163,11 +147,7 @@ pub(crate) fn differences(base: &Row, candidate: &Row) -> Vec<Difference> {
         }
         all
     };
-    let pairs = conditions(base).into_iter().zip(conditions(candidate));
-    pairs
-        .filter(|((_, a), (_, b))| a != b)
-        .map(|((what, baseline), (_, candidate))| Difference { what, baseline, candidate })
-        .collect()
+    differing(conditions(base), conditions(candidate))
 }
 
 /// Where the compilers behind two rows differ, and what they were given. Builds are what a gate compares, so none of it is
@@ -180,10 +160,13 @@ pub(crate) fn tools_differ(base: &Row, candidate: &Row) -> Vec<Difference> {
         ("NVRTC", |row| row.nvrtc.as_ref()),
         ("NVRTC options", |row| row.nvrtc_options.as_ref()),
     ];
-    let said = tools.into_iter().filter_map(|(what, of)| Some((what, of(base)?.clone(), of(candidate)?.clone())));
-    said.filter(|(_, a, b)| base.device != "plan" && a != b)
-        .map(|(what, baseline, candidate)| Difference { what, baseline, candidate })
-        .collect()
+    if base.device == "plan" {
+        return Vec::new();
+    }
+    let said =
+        tools.into_iter().filter_map(|(what, of)| Some(((what, of(base)?.clone()), (what, of(candidate)?.clone()))));
+    let (base, candidate) = said.unzip();
+    differing(base, candidate)
 }
 
 #[cfg(test)]

@@ -75,6 +75,23 @@ pub(crate) fn sweep(row: &Row, out: &Path, compared: Option<&Comparison>) -> Opt
     Some(command_line(kept.into_iter()))
 }
 
+/// A command that measures into `folder` again, for the baseline or the candidate, and the one that compares then; where the
+/// two of `paths` were measured by different programs, which verb of which program (by its hash) it takes.
+pub(crate) fn and_gate(
+    measure: &str,
+    folder: &Path,
+    baseline: bool,
+    [base, candidate]: [&Path; 2],
+    program: Option<(&str, &str)>,
+) -> String {
+    let compared = if baseline { [folder, candidate] } else { [base, folder] };
+    let [from, to] = compared.map(|path| path.display().to_string());
+    let gate = command_line(["highwater", "gate", &from, &to, "--subset"].map(str::to_owned).into_iter());
+    let whose = if baseline { "baseline" } else { "candidate" };
+    let comment = program.map(|(verb, hash)| format!(" # the {verb} by the program of the {whose}, {hash}"));
+    format!("{measure} && {gate}{}", comment.unwrap_or_default())
+}
+
 /// A folder beside `path` that is not there yet.
 pub(crate) fn fresh(path: &Path, number: usize) -> PathBuf {
     let is_file = path.extension().is_some_and(|extension| extension == "jsonl" || extension == "csv");
