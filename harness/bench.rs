@@ -149,7 +149,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
     }
     let name = bench.rig.device.spec().name;
     let dir = args.out.clone().or_else(|| bench.rig.on_card().then(|| PathBuf::from(RESULTS)));
-    let file = dir.map(|dir| File::open(&dir, name, &definitions())).transpose()?;
+    let mut file = dir.map(|dir| File::open(&dir, name, &definitions())).transpose()?;
     let (provenance, management) = (Provenance::gather(), Management::open().ok());
     let facts = bench.rig.card.as_ref().map(|card| CardFacts::gather(card.ordinal)).unwrap_or_default();
     let driver = doctor::driver_version(management.as_ref());
@@ -174,10 +174,10 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
             }
         }
         row.stamp(&provenance, &facts);
-        rows.push(row);
-        if let Some(file) = &file {
-            file.write(&rows)?;
+        if let Some(file) = &mut file {
+            file.put(&row)?;
         }
+        rows.push(row);
         progress.advance(1);
     }
     progress.finish();

@@ -205,11 +205,13 @@ fn git(tree: &Path, built: Option<SystemTime>) -> (Option<String>, Option<bool>)
     if top.is_none() || top != tree.canonicalize().ok() {
         return (None, None);
     }
-    let committed = ask(&["log", "-1", "--format=%ct"]).and_then(|seconds| seconds.parse().ok());
-    if committed.zip(built).is_some_and(|(at, built)| built < UNIX_EPOCH + Duration::from_secs(at)) {
+    let head = ask(&["log", "-1", "--no-show-signature", "--format=%H %ct"]);
+    let head = head.as_deref().and_then(|line| line.split_once(' '));
+    let committed = head.and_then(|(_, seconds)| Some(UNIX_EPOCH + Duration::from_secs(seconds.parse().ok()?)));
+    if committed.zip(built).is_some_and(|(committed, built)| built < committed) {
         return (None, None);
     }
-    let sha = ask(&["rev-parse", "--verify", "HEAD"]);
+    let sha = head.map(|(sha, _)| sha.to_owned());
     let dirty = ask(&["status", "--porcelain", "--untracked-files=no"]).map(|changes| !changes.is_empty());
     (sha, dirty)
 }

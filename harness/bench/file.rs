@@ -21,8 +21,8 @@ pub(super) struct File {
     path: PathBuf,
     /// Of this program's rows, then those that only rows of other builds have.
     columns: Vec<String>,
-    /// What was there before, by `columns`.
-    earlier: Vec<Vec<String>>,
+    /// What is there, by `columns`.
+    records: Vec<Vec<String>>,
     _held: Held,
 }
 
@@ -34,7 +34,7 @@ impl File {
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let held = hold(&folder).with_context(|| format!("cannot have {} to write to", folder.display()))?;
         let path = folder.join(NAME);
-        let mut file = File { path, columns: fields(&Row::default())?.0, earlier: Vec::new(), _held: held };
+        let mut file = File { path, columns: fields(&Row::default())?.0, records: Vec::new(), _held: held };
         if file.path.exists() {
             file.read().with_context(|| {
                 format!("{} cannot be added to; move it away, or write elsewhere with --out", file.path.display())
@@ -42,7 +42,7 @@ impl File {
         }
         let beside = folder.join("kernels.DEFINITIONS.txt");
         replace(&beside, |to| Ok(to.write_all(definitions.as_bytes())?))?;
-        file.write(&[])?;
+        file.write()?;
         Ok(file)
     }
 
@@ -63,7 +63,7 @@ impl File {
                 let at = header.iter().position(|column| column == name);
                 at.and_then(|at| record.get(at)).unwrap_or_default().to_owned()
             };
-            self.earlier.push(self.columns.iter().map(field).collect());
+            self.records.push(self.columns.iter().map(field).collect());
         }
         Ok(())
     }
@@ -72,20 +72,21 @@ impl File {
         &self.path
     }
 
-    /// Writes what was there and `rows`, each in the place of the same row where there was one.
-    pub(super) fn write(&self, rows: &[Row]) -> Result<()> {
-        let mut all = self.earlier.clone();
-        for row in rows {
-            let mut record = fields(row)?.1;
-            record.resize(self.columns.len(), String::new());
-            match all.iter().position(|other| self.key(other) == self.key(&record)) {
-                Some(at) => all[at] = record,
-                None => all.push(record),
-            }
+    /// Writes `row` in the place of the same row where there is one, else after all others.
+    pub(super) fn put(&mut self, row: &Row) -> Result<()> {
+        let mut record = fields(row)?.1;
+        record.resize(self.columns.len(), String::new());
+        match self.records.iter().position(|other| self.key(other) == self.key(&record)) {
+            Some(at) => self.records[at] = record,
+            None => self.records.push(record),
         }
+        self.write()
+    }
+
+    fn write(&self) -> Result<()> {
         let mut writer = csv::Writer::from_writer(Vec::new());
         writer.write_record(&self.columns)?;
-        all.iter().try_for_each(|record| writer.write_record(record))?;
+        self.records.iter().try_for_each(|record| writer.write_record(record))?;
         let text = writer.into_inner().context("the rows are no CSV")?;
         replace(&self.path, |to| Ok(to.write_all(&text)?))
     }
@@ -127,10 +128,10 @@ mod tests {
     #[test]
     fn the_file_is_there_from_the_start_and_holds_every_row() {
         let dir = tempfile::tempdir().unwrap();
-        let file = File::open(dir.path(), "h200", "us: a time\n").unwrap();
+        let mut file = File::open(dir.path(), "h200", "us: a time\n").unwrap();
         assert!(file.path().ends_with("h200/kernels.csv") && column(file.path(), "kernel").is_empty());
         assert_eq!(std::fs::read_to_string(dir.path().join("h200/kernels.DEFINITIONS.txt")).unwrap(), "us: a time\n");
-        file.write(&[Row { note: Some("a, \"b\"".into()), ..row("norm", 1, 2.0, "warm") }]).unwrap();
+        file.put(&Row { note: Some("a, \"b\"".into()), ..row("norm", 1, 2.0, "warm") }).unwrap();
         assert_eq!(column(file.path(), "note"), ["a, \"b\""]);
         std::fs::write(dir.path().join("plain"), "").unwrap();
         assert!(File::open(&dir.path().join("plain"), "h200", "").is_err());
@@ -140,10 +141,10 @@ mod tests {
     fn rows_take_the_place_of_the_same_rows_and_the_others_stay_with_what_they_say() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("h200/kernels.csv");
-        let first = File::open(dir.path(), "h200", "").unwrap();
-        first
-            .write(&[row("norm", 1, 2.0, "rotate"), row("norm", 8, 3.0, "rotate"), row("rows", 1, 4.0, "rotate")])
-            .unwrap();
+        let mut first = File::open(dir.path(), "h200", "").unwrap();
+        for row in [row("norm", 1, 2.0, "rotate"), row("norm", 8, 3.0, "rotate"), row("rows", 1, 4.0, "rotate")] {
+            first.put(&row).unwrap();
+        }
         drop(first);
         // A column of another build is nobody's to drop.
         let text = std::fs::read_to_string(&path).unwrap();
@@ -153,9 +154,10 @@ mod tests {
             .map(|(at, line)| format!("{line},{}", if at == 0 { "old" } else { "kept" }))
             .collect();
         std::fs::write(&path, widened.join("\n")).unwrap();
-        let second = File::open(dir.path(), "h200", "").unwrap();
+        let mut second = File::open(dir.path(), "h200", "").unwrap();
         assert_eq!(column(&path, "median_us"), ["2.0", "3.0", "4.0"], "nothing is lost before the first row");
-        second.write(&[row("norm", 8, 30.0, "rotate"), row("norm", 8, 5.0, "warm")]).unwrap();
+        second.put(&row("norm", 8, 30.0, "rotate")).unwrap();
+        second.put(&row("norm", 8, 5.0, "warm")).unwrap();
         assert_eq!(column(&path, "median_us"), ["2.0", "30.0", "4.0", "5.0"]);
         assert_eq!(column(&path, "run"), ["run of 2", "run of 30", "run of 4", "run of 5"]);
         assert_eq!(column(&path, "old"), ["kept", "", "kept", ""]);

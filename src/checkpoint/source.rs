@@ -166,19 +166,16 @@ fn read(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, na
     let disk_rows = entry.shape.first().copied().unwrap_or(1);
     let row_elements = elements / disk_rows.max(1);
     let row_bytes = row_elements * on_disk.bytes() as usize;
+    if on_disk == dst.dtype() {
+        let at = first * cols * on_disk.bytes() as usize;
+        return by_blocks(dst, at, disk_rows, row_bytes, |range, out| checkpoint.read(name, range, out));
+    }
     let block = (STAGING_BYTES / row_bytes.max(1)).clamp(1, disk_rows.max(1));
-    let same = on_disk == dst.dtype();
-    let mut staging = vec![0u8; if same { 0 } else { block * row_bytes }];
+    let mut staging = vec![0u8; block * row_bytes];
     let mut start = 0;
     while start < disk_rows {
         let end = (start + block).min(disk_rows);
         let at = (first * cols + start * row_elements) as u64 * dst.dtype().bytes();
-        if same {
-            dst.buffer_mut()
-                .write_with(at, (end - start) * row_bytes, |bytes| checkpoint.read(name, start..end, bytes))?;
-            start = end;
-            continue;
-        }
         let bytes = &mut staging[..(end - start) * row_bytes];
         checkpoint.read(name, start..end, bytes)?;
         let count = (end - start) * row_elements;
@@ -248,7 +245,7 @@ fn codes(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, m
         Scheme::Plain(_) => return Err(plain(place(checkpoint), module)),
     };
     fits(dst, first, rows, &format!("{module}: codes"), (DType::U8, n, cols))?;
-    by_blocks(dst, first, rows, |range, out| checkpoint.read_codes(module, range, out))
+    by_blocks(dst, first * cols, rows, cols, |range, out| checkpoint.read_codes(module, range, out))
 }
 
 fn scales(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, module: &str) -> Result<()> {
@@ -256,7 +253,8 @@ fn scales(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, 
     match scheme {
         Scheme::Nvfp4(_) => {
             fits(dst, first, rows, &format!("{module}: scales"), (DType::U8, n, k / 16))?;
-            by_blocks(dst, first, rows, |range, out| checkpoint.read_group_scales(module, range, out))
+            let cols = k / 16;
+            by_blocks(dst, first * cols, rows, cols, |range, out| checkpoint.read_group_scales(module, range, out))
         }
         Scheme::Fp8(Grain::Block) => {
             let (down, across) = (n.div_ceil(128), k.div_ceil(128));
@@ -275,23 +273,23 @@ fn scales(checkpoint: &Checkpoint, dst: &mut Tensor, first: usize, rows: usize, 
     }
 }
 
-/// Rows of bytes into `dst`, a bounded number at once.
+/// `rows` rows of `row_bytes` bytes into `dst`, from byte `first` of it on, a bounded number at once.
 fn by_blocks(
     dst: &mut Tensor,
     first: usize,
     rows: usize,
+    row_bytes: usize,
     read: impl Fn(std::ops::Range<usize>, &mut [u8]) -> Result<()>,
 ) -> Result<()> {
     if !dst.buffer().device().has_data() {
         return Ok(());
     }
-    let cols = dst.cols();
-    let block = (STAGING_BYTES / cols.max(1)).max(1);
+    let block = (STAGING_BYTES / row_bytes.max(1)).max(1);
     let mut start = 0;
     while start < rows {
         let end = (start + block).min(rows);
-        let at = ((first + start) * cols) as u64;
-        dst.buffer_mut().write_with(at, (end - start) * cols, |bytes| read(start..end, bytes))?;
+        let at = (first + start * row_bytes) as u64;
+        dst.buffer_mut().write_with(at, (end - start) * row_bytes, |bytes| read(start..end, bytes))?;
         start = end;
     }
     Ok(())
